@@ -1,0 +1,3 @@
+"""Named, verified fixes for an installed vLLM."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,139 @@
+"""The lock: a profile resolved against the pristine published wheels.
+
+``vllm-fixes lock`` makes it; every other verb reads it. It holds each fix's steps as byte
+hunks, the accepted pre-images of each file, the post-images of each fix and bundle, and the
+sha256 of every authored file it was made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from fixes.hunks import Hunk
+
+FORMAT = 1
+
+
+class Need(str, Enum):
+    """What a release has to do with a fix, by the profile."""
+
+    OFFERED = "offered"
+    UPSTREAM = "already-upstream"
+    NOT_NEEDED = "not-needed"
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What one step does to one file: hunks, or the content of a file that it adds."""
+
+    target: str
+    path: str
+    hunks: tuple[Hunk, ...]
+    content: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A unified diff or a source-level edit, resolved. ``took`` names the alternatives used."""
+
+    kind: str
+    source: str
+    changes: tuple[FileChange, ...]
+    took: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Names of one module (``Class.method``) that must be the post-image's code when imported."""
+
+    module: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The program that shows the fault or its absence. ``cannot_tell``: condition ids."""
+
+    source: str
+    evidence: str
+    cannot_tell: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One fault removed, as this release needs it."""
+
+    id: str
+    title: str
+    symptom: str
+    cause: str
+    threads: tuple[str, ...]
+    releases: tuple[str, ...]
+    removed_in: str
+    targets: tuple[str, ...]
+    requires: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    risk: str
+    drop_when: str
+    wire: bool
+    need: Need
+    why: str
+    steps: tuple[Step, ...] = ()
+    reach: tuple[Reach, ...] = ()
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A named list of fixes."""
+
+    name: str
+    title: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A hardware platform whose plugin a bundle must serve where it is installed.
+
+    ``package`` is the plugin's import package; ``packages`` and ``devices`` (glob patterns)
+    are signs of the platform; ``fixes`` are the bundle members for it, none if not offered.
+    """
+
+    name: str
+    package: str
+    packages: tuple[str, ...]
+    devices: tuple[str, ...]
+    fixes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class PinnedFile:
+    """A file that some fix touches.
+
+    ``pristine`` maps each accepted pre-image's sha256 to the wheels that have it (empty for a
+    file that a fix adds). ``post`` maps ``(pre-image sha256, fix ids in order)`` to the
+    post-image's sha256; the pre-image of an added file is the empty string.
+    """
+
+    target: str
+    path: str
+    pristine: dict[str, tuple[str, ...]]
+    post: dict[tuple[str, tuple[str, ...]], str]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A whole lock. ``fixes`` is in the order of application; ``digest`` is the file's sha256."""
+
+    profile: str
+    release: str
+    authored: dict[str, str]
+    wheels: dict[str, str]
+    files: dict[str, PinnedFile]
+    fixes: dict[str, Fix]
+    bundles: dict[str, Bundle]
+    platforms: tuple[Platform, ...]
+    digest: str = ""
