@@ -7,12 +7,18 @@ sha256 of every authored file it was made from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from fixes.hunks import Hunk
 
 FORMAT = 1
+
+#: What a probe shows: it executes the fault, or it can only look at how the code is built.
+EVIDENCE = ("behaviour", "structure")
+
+#: What a probe can say of the pristine release; the empty string: it was not asked.
+PRISTINE_PROBE = ("", "present", "absent", "cannot-tell")
 
 
 class Need(str, Enum):
@@ -45,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Reach:
-    """Names of one module (``Class.method``) that must be the post-image's code when imported."""
+    """Names in a module (``Class.method``) that must be the post-image's code when imported."""
 
     module: str
     names: tuple[str, ...]
@@ -62,7 +68,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class Fix:
-    """One fault removed, as this release needs it."""
+    """One fault removed, as this release needs it.
+
+    ``pristine_probe`` is what the probe said of the fault on the pristine reference wheel
+    when the lock was made: one of PRISTINE_PROBE.
+    """
 
     id: str
     title: str
@@ -82,6 +92,7 @@ class Fix:
     steps: tuple[Step, ...] = ()
     reach: tuple[Reach, ...] = ()
     probe: Probe | None = None
+    pristine_probe: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,9 @@ class PinnedFile:
 
     ``pristine`` maps each accepted pre-image's sha256 to the wheels that have it (empty for a
     file that a fix adds). ``post`` maps ``(pre-image sha256, fix ids in order)`` to the
-    post-image's sha256; the pre-image of an added file is the empty string.
+    post-image's sha256; the pre-image of an added file is the empty string. The ids are those
+    of the fixes that touch this file, whatever else their set holds: there is an entry for
+    each fix alone (with what it requires), each pair, each bundle, and each prefix of these.
     """
 
     target: str
@@ -126,7 +139,7 @@ class PinnedFile:
 
 @dataclass(frozen=True)
 class Lock:
-    """A whole lock. ``fixes`` is in the order of application; ``digest`` is the file's sha256."""
+    """A whole lock. ``fixes`` is in the order of application, ``digest`` the file's sha256."""
 
     profile: str
     release: str
@@ -136,4 +149,4 @@ class Lock:
     fixes: dict[str, Fix]
     bundles: dict[str, Bundle]
     platforms: tuple[Platform, ...]
-    digest: str = ""
+    digest: str = field(default="", compare=False)
