@@ -1,0 +1,205 @@
+"""Distributions as their metadata folders describe them, and which one owns a file.
+
+Formats: https://packaging.python.org/en/latest/specifications/recording-installed-packages/,
+direct_url.json and entry_points.txt there as well; egg-info and EGG-INFO are setuptools'.
+``importlib.metadata`` is not used: it takes a folder's word for its name (a hand-made
+``vllm-0.30.0.dist-info`` without RECORD is no owner) and costs more than a whole run may.
+"""
+# ruff: noqa: PTH113, PTH119, PTH120, PTH122, PTH208
+# Plain strings: hundreds of files on every run, for which pathlib is too slow.
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PLUGIN_GROUP = "vllm.platform_plugins"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One metadata folder: a dist-info, an egg-info (or its file), or an egg's EGG-INFO."""
+
+    info: Path
+    name: str
+    version: str
+
+    @property
+    def record(self) -> Path | None:
+        """Its RECORD, if it has one."""
+        path = self.info / "RECORD"
+        return path if path.is_file() else None
+
+
+def read(path: str) -> bytes | None:
+    """A whole small file, or None where there is none to read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(handle).st_size
+        data = os.read(handle, size + 1)
+        while len(data) != size and (more := os.read(handle, 1 << 20)):
+            data += more  # it grew, or a network file system gives it in pieces
+        return data
+    except OSError:  # a folder
+        return None
+    finally:
+        os.close(handle)
+
+
+def listing(folder: str, *endings: str) -> list[str]:
+    """Names in a folder with one of some endings, sorted; none if it is no folder (a zip)."""
+    try:
+        return sorted([name for name in os.listdir(folder) if name.endswith(endings)])
+    except OSError:
+        return []
+
+
+def infos(folder: str) -> list[str]:
+    """Names of the metadata folders in a folder of packages."""
+    return listing(folder, ".dist-info", ".egg-info", "EGG-INFO")
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def public(version: str) -> str:
+    """A version without its local label: what ``0.30.0+cpu`` and ``0.30.0`` share."""
+    return version.strip().partition("+")[0].lower().removeprefix("v")
+
+
+def describe(info: str) -> Distribution:
+    """Name and version by METADATA (or PKG-INFO), else by the folder's name."""
+    name, version = _by_folder(os.path.basename(info))
+    for path in (f"{info}/METADATA", f"{info}/PKG-INFO", info):
+        data = read(path)
+        if data is not None:
+            name = _header(data, b"Name") or name
+            version = _header(data, b"Version") or version
+            break
+    return Distribution(Path(info), name, version)
+
+
+def owners(folder: str, path: str) -> list[Distribution]:
+    """The dist-infos in a folder whose RECORD lists a path (relative, POSIX)."""
+    name = os.fsencode(path)
+    first, quoted = name + b",", b'"' + name + b'",'
+    found = []
+    for info in infos(folder):
+        if not info.endswith(".dist-info"):
+            continue
+        data = read(f"{folder}/{info}/RECORD")
+        if data and name in data and _lists(data, first, quoted):
+            found.append(describe(f"{folder}/{info}"))
+    return found
+
+
+def eggs(folder: str, path: str) -> list[Distribution]:
+    """The EGG-INFO of an egg, and the egg-infos in a folder that list a path as installed."""
+    found = []
+    for info in infos(folder):
+        if info.endswith(".egg-info"):
+            sources = read(f"{folder}/{info}/SOURCES.txt") or b""
+            installed = read(f"{folder}/{info}/installed-files.txt") or b""
+            lines = sources.splitlines() + installed.splitlines()
+            if not {os.fsencode(path), os.fsencode(f"../{path}")} & set(lines):
+                continue
+        elif info != "EGG-INFO":
+            continue
+        found.append(describe(f"{folder}/{info}"))
+    return found
+
+
+def claims(folder: str, name: str) -> list[Distribution]:
+    """The dist-infos in a folder that say they are the distribution of that name."""
+    wanted = normalized(name)
+    near = [
+        f"{folder}/{info}"
+        for info in infos(folder)
+        if info.endswith(".dist-info") and normalized(_by_folder(info)[0]) == wanted
+    ]
+    return [describe(info) for info in near if os.path.isfile(f"{info}/METADATA")]
+
+
+def editables(folders: Iterable[str], checkout: str) -> list[Distribution]:
+    """The dist-infos whose direct_url.json is an editable install of a source checkout."""
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    roots = {os.path.realpath(checkout)}
+    if os.path.basename(checkout) in ("src", "python", "lib"):
+        roots.add(os.path.realpath(os.path.dirname(checkout)))
+    found: dict[str, str] = {}
+    for folder in folders:
+        for info in infos(folder):
+            data = read(f"{folder}/{info}/direct_url.json")
+            if data is None or b"editable" not in data:
+                continue
+            try:
+                origin = json.loads(data)
+                editable = origin["dir_info"]["editable"] is True
+                url = urlsplit(origin["url"])
+            except (ValueError, KeyError, TypeError):
+                continue
+            if (
+                editable
+                and url.scheme == "file"
+                and os.path.realpath(unquote(url.path)) in roots
+            ):
+                found.setdefault(os.path.realpath(f"{folder}/{info}"), f"{folder}/{info}")
+    return [describe(info) for info in found.values()]
+
+
+def siblings(folders: Iterable[str]) -> tuple[str, ...]:
+    """``name-version`` of every metadata folder in some folders: a fingerprint of them."""
+    names = {
+        os.path.splitext(info)[0]
+        for folder in dict.fromkeys(folders)
+        for info in infos(folder)
+        if info != "EGG-INFO"
+    }
+    return tuple(sorted(names))
+
+
+def plugins(folders: Iterable[str]) -> dict[str, str]:
+    """Import package of each vLLM platform plugin to the distribution that declares it."""
+    group = PLUGIN_GROUP.encode()
+    found: dict[str, str] = {}
+    for folder in dict.fromkeys(folders):
+        for info in infos(folder):
+            data = read(f"{folder}/{info}/entry_points.txt")
+            if data is None or group not in data:
+                continue
+            section = ""
+            for line in map(str.strip, data.decode("utf-8", "replace").splitlines()):
+                if line.startswith("["):
+                    section = line.strip("[]").strip()
+                elif section == PLUGIN_GROUP and "=" in line and line[0] not in "#;":
+                    package = re.split(r"[.:\[\s]", line.partition("=")[2].strip())[0]
+                    found.setdefault(package, describe(f"{folder}/{info}").name)
+    return found
+
+
+def _lists(record: bytes, first: bytes, quoted: bytes) -> bool:
+    return record.startswith((first, quoted)) or any(
+        b"\n" + start in record for start in (first, quoted)
+    )
+
+
+def _by_folder(info: str) -> tuple[str, str]:
+    stem = os.path.splitext(info)[0]
+    name, _, version = stem.partition("-")
+    return name, version.partition("-")[0]
+
+
+def _header(data: bytes, key: bytes) -> str:
+    head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
+    line = re.search(rb"(?im)^" + key + rb":[ \t]*([^\r\n]*)", head)
+    return line[1].decode("utf-8", "replace").strip() if line else ""

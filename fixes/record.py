@@ -1,0 +1,126 @@
+"""RECORD: what an installer put where, one ``path,sha256=...,size`` a line.
+
+https://packaging.python.org/en/latest/specifications/recording-installed-packages/ gives the
+format; the files themselves differ: pip writes CRLF and lists bytecode, uv writes LF and lists
+none. So only the lines that change are written, every other byte is kept, and bytes that the
+format does not allow pass through.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+#: A quoted path may hold line ends; the other fields never do.
+_LINE = re.compile(rb'(?:"(?:[^"]|"")*")?[^\n]*(?:\n|\Z)')
+_PATH = re.compile(rb'("(?:[^"]|"")*"|[^,]*)(?=,)')
+_OWN = re.compile(rb"[^/]+\.dist-info/RECORD")
+
+
+def digest(sha256: str) -> str:
+    """A sha256 in hex as RECORD writes it: urlsafe base64 without padding."""
+    return base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
+
+
+def entry(data: bytes, path: str) -> bytes | None:
+    """The line of a path without its end, or None."""
+    name = os.fsencode(path)
+    if b'"' in data:  # csv quoting: rare, and a line's start is then not plain to see
+        found = (body for body, _ in _lines(data) if _path(body) == name)
+        return next(found, None)
+    if _quoted(name) != name:
+        return None
+    first = name + b","
+    start = 0 if data.startswith(first) else data.find(b"\n" + first) + 1
+    if not data.startswith(first, start):
+        return None
+    end = data.find(b"\n", start)
+    return data[start : len(data) if end < 0 else end].removesuffix(b"\r")
+
+
+def matches(data: bytes, path: str, sha256: str, size: int) -> bool:
+    """Whether the line of a path agrees with a file's hash and size, as far as it gives them.
+
+    False for a path that is not listed and for a hash that is no sha256.
+    """
+    line = entry(data, path)
+    if line is None:
+        return False
+    said_hash, _, said_size = _rest(line)[1:].partition(b",")
+    agrees = said_hash in (b"", f"sha256={digest(sha256)}".encode())
+    return agrees and said_size in (b"", str(size).encode())
+
+
+def rewrite(
+    data: bytes,
+    changes: Mapping[str, tuple[str, int] | None],
+    unhashed: Iterable[str] = (),
+) -> bytes:
+    """RECORD with the lines of some paths changed, removed (None) or added.
+
+    ``changes`` maps paths to sha256 (hex) and size; ``unhashed`` are paths to list without
+    them (bytecode). New lines come before RECORD's own line, else last; removing them again
+    gives the old bytes.
+    """
+    wanted: dict[bytes, bytes | None] = {os.fsencode(path): b",," for path in unhashed}
+    for path, content in changes.items():
+        wanted[os.fsencode(path)] = content and _content(*content)
+    old = _lines(data)
+    kept = []
+    missing = dict(wanted)
+    for body, end in old:
+        name = _path(body)
+        if name in wanted:
+            missing.pop(name, None)
+            rest = wanted[name]
+            if rest is None:
+                continue
+            body = body[: len(body) - len(_rest(body))] + rest
+        kept.append((body, end))
+    style = next((end for _, end in old if end), b"\n")
+    own = (i for i, (body, _) in enumerate(kept) if _OWN.fullmatch(_path(body) or b""))
+    place = next(own, len(kept))
+    kept[place:place] = [
+        (_quoted(name) + rest, style) for name, rest in missing.items() if rest is not None
+    ]
+    new = b"".join(body + (end or style) for body, end in kept)
+    unfinished = bool(old) and not old[-1][1]  # no line end at the end of the file
+    return new.removesuffix(kept[-1][1] or style) if unfinished and kept else new
+
+
+def _lines(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Lines and their ends."""
+    found = []
+    for line in _LINE.findall(data):
+        body = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+        if line:  # the empty match at the end of the file
+            found.append((body, line[len(body) :]))
+    return found
+
+
+def _path(body: bytes) -> bytes | None:
+    """The path of a line; None for what is no entry (an empty line)."""
+    match = _PATH.match(body)
+    if match is None:
+        return None
+    field: bytes = match[1]
+    return field[1:-1].replace(b'""', b'"') if field.startswith(b'"') else field
+
+
+def _rest(body: bytes) -> bytes:
+    """Hash and size with the commas before them."""
+    match = _PATH.match(body)
+    return body[match.end() :] if match else b""
+
+
+def _content(sha256: str, size: int) -> bytes:
+    return f",sha256={digest(sha256)},{size}".encode()
+
+
+def _quoted(path: bytes) -> bytes:
+    """A path as a csv field, quoted only where it has to be."""
+    if not set(path) & set(b'",\r\n'):
+        return path
+    return b'"' + path.replace(b'"', b'""') + b'"'
