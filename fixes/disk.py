@@ -1,0 +1,195 @@
+"""The disk: single files written durably, like the ones they replace, with failures named."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fixes.errors import ExitCode, FixesError, Problem
+
+#: What ``sha256_of`` says of a folder, a socket or a broken link: equal to no sha256.
+NOT_A_FILE = "not a file"
+
+_SECOND = 1_000_000_000
+_KINDS = {
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EROFS: "read-only",
+    errno.ENOSPC: "disk-full",
+    errno.EDQUOT: "disk-full",
+}
+_HINTS = {
+    "permission": "run as the owner of the files, or build the fixes into the image",
+    "read-only": "build the fixes into the image, or mount the folder writable",
+    "disk-full": "free some space (or quota) there and run again",
+    "io-error": "see the kernel's log for this disk",
+}
+#: Where hard links are refused (foreign owner, FAT, too many): the backup is a copy.
+_NO_LINK = (
+    errno.EPERM,
+    errno.EACCES,
+    errno.EMLINK,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EXDEV,
+)
+#: Signatures over the old bytes; on new bytes they would make the file unreadable.
+_SIGNATURES = ("security.ima", "security.evm")
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextmanager
+def naming(path: Path, code: ExitCode = ExitCode.CANNOT_WRITE) -> Iterator[None]:
+    """Turn an OSError into a FixesError that names ``path`` and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        kind = _KINDS.get(error.errno or 0, "io-error")
+        what = error.strerror or str(error)
+        raise FixesError(Problem(code, kind, what, str(path), _HINTS[kind])) from error
+
+
+def sha256_of(path: Path) -> str | None:
+    """The sha256 of a file's bytes (through a symlink), None if there is nothing."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return NOT_A_FILE
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return NOT_A_FILE if os.path.lexists(path) else None
+
+
+def fresh_mtime(path: Path) -> int:
+    """An mtime for the next version of a file: now, and at least a second past the old one.
+
+    Bytecode is matched to its source by size and whole seconds of mtime (PEP 552).
+    """
+    try:
+        old = path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return time.time_ns()
+    return max(time.time_ns(), old + _SECOND)
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Write a scratch file of our own, whether it is there or not."""
+    descriptor = os.open(path, _CREATE | os.O_TRUNC, 0o644)
+    try:
+        _write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_like(path: Path, content: bytes, like: Path, mtime_ns: int) -> None:
+    """Write a new file that is, but for its bytes, like the one it shall replace.
+
+    Owner, mode and extended attributes are those of ``like``, or fit for its folder if it
+    does not exist. What cannot be kept is an OSError, but for labels that the system sets.
+    """
+    descriptor = os.open(path, _CREATE | os.O_EXCL, 0o600)
+    try:
+        _write(descriptor, content)
+        if os.path.lexists(like):
+            # A symlink (uv's cache) becomes a file of the link's owner, with its target's mode.
+            _own(descriptor, like.lstat(), strict=True)
+            os.fchmod(descriptor, stat.S_IMODE(like.stat().st_mode))
+            _copy_attributes(like, descriptor)
+        else:
+            # Whoever may enter the folder may read what is added to it, whatever the umask.
+            folder = path.parent.stat()
+            _own(descriptor, folder, strict=False)
+            os.fchmod(descriptor, stat.S_IMODE(folder.st_mode) & 0o666)
+        os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def back_up(path: Path, backup: Path) -> None:
+    """Keep a file under a second name: the file itself, or a copy where links are refused."""
+    try:
+        os.link(path, backup, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        if path.is_symlink():
+            backup.symlink_to(path.readlink())
+        else:
+            write_like(backup, path.read_bytes(), path, path.stat().st_mtime_ns)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with the mode and, where that is allowed, the owner of its parent."""
+    like = folder.parent.stat()
+    folder.mkdir(0o700)
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        _own(descriptor, like, strict=False)
+        os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the filesystem can do that for folders."""
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    # Looked at first: on a read-only filesystem unlink fails even where there is nothing.
+    if os.path.lexists(path):
+        path.unlink()
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _own(descriptor: int, like: os.stat_result, strict: bool) -> None:
+    now = os.fstat(descriptor)
+    if (now.st_uid, now.st_gid) == (like.st_uid, like.st_gid):
+        return
+    try:
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    except OSError as error:
+        # EINVAL: an owner who does not exist in this user namespace.
+        if error.errno not in (errno.EPERM, errno.EINVAL):
+            raise
+        if strict:
+            what = f"cannot keep the owner {like.st_uid}:{like.st_gid}"
+            raise PermissionError(errno.EPERM, what) from error
+
+
+def _copy_attributes(source: Path, descriptor: int) -> None:
+    try:
+        names = os.listxattr(source)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return
+        raise
+    for name in names:
+        if name in _SIGNATURES:
+            continue
+        try:
+            os.setxattr(descriptor, name, os.getxattr(source, name))
+        except OSError:
+            if name.startswith(("user.", "system.posix_acl")):
+                raise
