@@ -71,6 +71,7 @@ class FixesError(Exception):
 
     @property
     def exit_code(self) -> ExitCode:
+        """The exit code of these problems, by PRECEDENCE."""
         return worst(self.problems)
 
 

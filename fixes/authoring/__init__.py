@@ -1,0 +1,1 @@
+"""The authoring half: makes locks. It may use any library; nothing else imports it."""

@@ -1,0 +1,1 @@
+"""One module a verb: ``add_arguments(parser)`` and ``run(options)``."""

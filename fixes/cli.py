@@ -1,0 +1,192 @@
+"""The command line: parse, dispatch to one module per verb, one error handler."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from fixes import __version__, report
+from fixes.errors import ExitCode, FixesError, Problem
+
+#: Verb -> (module under fixes/commands, one line of help).
+VERBS = {
+    "apply": ("apply", "put fixes in and verify them (the default verb)"),
+    "status": ("status", "say what is in the tree; writes nothing"),
+    "verify": ("verify", "prove that fixes are in, up to a level; writes nothing"),
+    "revert": ("revert", "take fixes out again, byte for byte"),
+    "list": ("listing", "list the fixes and bundles of a profile"),
+    "show": ("show", "show everything known about one fix"),
+    "diff": ("diff", "print what apply would change, as a unified diff"),
+    "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
+}
+_LEVELS = ("bytes", "import", "probe")
+_UNCHANGED = "Nothing was changed."
+
+
+class TerminatedError(BaseException):
+    """SIGTERM arrived. Unwinds like KeyboardInterrupt, so that a transaction rolls back."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse that raises FixesError and suggests the nearest option."""
+
+    def error(self, message: str) -> NoReturn:
+        from difflib import get_close_matches
+
+        hint = f"see `{self.prog} --help`"
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in message.split():
+            if word.startswith("-") and word not in known:
+                near = get_close_matches(word.partition("=")[0], known, 1)
+                hint = f"did you mean {near[0]}?" if near else hint
+        raise FixesError(Problem(ExitCode.USAGE, "usage", message, hint=hint))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and give its exit code. Never raises and prints no traceback."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return int(_run(arguments))
+    except FixesError as error:
+        return _failed(error, arguments)
+    except KeyboardInterrupt:
+        return _stopped("interrupted", ExitCode.INTERRUPTED)
+    except TerminatedError:
+        return _stopped("terminated", ExitCode.TERMINATED)
+    except Exception as error:
+        return _internal(arguments, error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise TerminatedError
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        report.emit(_overview())
+        return ExitCode.OK if arguments else ExitCode.USAGE
+    if arguments[0] == "--version":
+        report.emit(f"vllm-fixes {__version__}\n")
+        return ExitCode.OK
+    verb, rest = "apply", arguments
+    if arguments[0] in VERBS:
+        verb, rest = arguments[0], arguments[1:]
+    module, about = VERBS[verb]
+    command = _command(module)
+    parser = _Parser(
+        prog=f"vllm-fixes {verb}", description=about, allow_abbrev=False, add_help=False
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
+    command.add_arguments(parser)
+    options = parser.parse_intermixed_args(rest)
+    if options.help:
+        report.emit(parser.format_help())
+        return ExitCode.OK
+    return command.run(options)
+
+
+def _command(module: str) -> _Command:
+    from importlib import import_module
+
+    return import_module(f"fixes.commands.{module}")  # type: ignore[return-value]
+
+
+class _Command:
+    """What every module under fixes/commands has (for the type checker)."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def common_arguments(parser: argparse.ArgumentParser, names: str) -> None:
+    """Options that every verb on a tree has. ``names`` is nargs for the fixes: ``*`` or ``+``."""
+    add = parser.add_argument
+    add("names", metavar="FIX", nargs=names, help="fixes and bundles")
+    add("--profile", default="auto", help="profile name such as v0.30.0, or auto")
+    add("--profiles", type=Path, metavar="DIR", help="another folder of profiles and patches")
+    add("--tree", type=Path, metavar="DIR", help="a site-packages, unpacked wheel or checkout")
+    add("--python", metavar="EXE", help="the interpreter of another environment")
+    add("--accept-version", metavar="EXACT", help="accept this one non-release version")
+    add(
+        "--allow-foreign",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="accept the bytes of this one file if every hunk still matches in one place",
+    )
+    add("--expect-digest", metavar="D", help="fail before writing if the digest differs")
+    add("--json", action="store_true", help="print one JSON document")
+    add("--quiet", action="store_true", help="print the digest and problems only")
+
+
+def level_argument(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """The option --verify."""
+    parser.add_argument("--verify", choices=_LEVELS, default=default, help="level to reach")
+
+
+def wait_argument(parser: argparse.ArgumentParser) -> None:
+    """The option --wait: seconds to wait for another run that holds the lock."""
+    parser.add_argument(
+        "--wait", type=float, default=600.0, metavar="S", help="seconds to wait for another run"
+    )
+
+
+def _overview() -> str:
+    lines = [
+        "usage: vllm-fixes [VERB] [options] FIX...",
+        "",
+        "Puts named, verified fixes into an installed vLLM and proves that they are in.",
+        "Without a verb: apply. `vllm-fixes VERB --help` shows the options of a verb.",
+        "",
+    ]
+    lines += [f"  {verb:<8} {about}" for verb, (_, about) in VERBS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _failed(error: FixesError, arguments: list[str]) -> int:
+    if "--json" in arguments:
+        verb = arguments[0] if arguments[0] in VERBS else "apply"
+        failed = report.Report(verb, problems=list(error.problems))
+        report.emit(failed.document())
+    else:
+        report.complain(error.problems, _UNCHANGED)
+    return error.exit_code
+
+
+def _stopped(word: str, code: ExitCode) -> int:
+    report.complain([Problem(code, word, "what had been written was rolled back")])
+    return code
+
+
+def _internal(arguments: list[str], error: Exception) -> int:
+    """A fault of ours: everything that a report needs, in one block."""
+    import platform
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    places = [f"    {f.filename.removeprefix(root)}:{f.lineno} {f.name}" for f in frames]
+    line = traceback.format_exception_only(type(error), error)[-1].strip()
+    lines = [
+        "internal: this is a fault of vllm-fixes; please report the lines below",
+        f"    vllm-fixes {__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"    arguments: {' '.join(arguments)}",
+        f"    {line}",
+        *places,
+        _UNCHANGED,
+    ]
+    if "--json" in arguments:
+        problem = Problem(ExitCode.INTERNAL, "internal", line, "; ".join(places))
+        report.emit(report.Report("apply", problems=[problem]).document())
+    report.emit("\n".join(lines) + "\n", sys.stderr)
+    return ExitCode.INTERNAL

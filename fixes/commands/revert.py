@@ -1,0 +1,59 @@
+"""``revert``: take fixes out, byte for byte: the same plan with fewer fixes."""
+
+from __future__ import annotations
+
+import argparse
+
+from fixes import cli, report, session
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.plan import Plan, make
+from fixes.selection import expand
+from fixes.session import Look, Session
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    cli.common_arguments(parser, "*")
+    cli.level_argument(parser, "bytes")
+    parser.add_argument("--all", action="store_true", help="every fix that is in")
+    parser.add_argument("--dry-run", action="store_true", help="plan and report, write nothing")
+    cli.wait_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Take out the named fixes, or all; what stays in is verified to --verify (bytes)."""
+    if bool(options.names) == options.all:
+        what = "name the fixes to take out, or give --all"
+        raise FixesError(Problem(ExitCode.USAGE, "usage", what))
+    here = session.open_session(options, without_profile=options.all)
+    level = session.wanted_level(here, options.verify, options.accept_version)
+    from fixes import commit, outcome
+
+    if options.dry_run:
+        done = outcome.start("revert", here)
+        done.dry_run = True
+        outcome.add_plan(done, here, _planned(here, session.look(here), options), done=False)
+    else:
+        done = commit.carry_out(
+            here, "revert", level, options.wait, lambda now: _planned(here, now, options)
+        )
+    return report.show(done, as_json=options.json, quiet=options.quiet)
+
+
+def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
+    recorded = set(found.state.fixes) if found.state else set()
+    if options.all:
+        removed = set(here.lock.fixes) | recorded
+    else:
+        removed = expand(options.names, here, also=recorded)
+    plan = make(
+        here.lock,
+        (),
+        found.seen,
+        found.state,
+        removed=removed,
+        foreign_allowed=options.allow_foreign,
+    )
+    if plan.problems:
+        raise FixesError(*plan.problems)
+    return plan

@@ -1,0 +1,98 @@
+"""``show FIX``: everything known about one fix, in every profile or in one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from fixes import catalogue, report
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.lock import Fix, Lock
+from fixes.origin import paths_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    parser.add_argument("name", metavar="FIX")
+    parser.add_argument("--profile", help="a profile; without it all that have the fix")
+    parser.add_argument(
+        "--profiles", type=Path, metavar="DIR", help="another folder of profiles"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show without looking at any tree. USAGE for a fix that no profile knows."""
+    source = catalogue.find(options.profiles)
+    names = [options.profile] if options.profile else source.profiles()
+    locks = [source.lock(name) for name in names]
+    having = [lock for lock in locks if options.name in lock.fixes]
+    if not having:
+        from difflib import get_close_matches
+
+        known = {fix for lock in locks for fix in lock.fixes}
+        near = get_close_matches(options.name, sorted(known), 1)
+        hint = f"did you mean {near[0]}?" if near else "`vllm-fixes list` shows all"
+        what = f"no fix {options.name}"
+        raise FixesError(Problem(ExitCode.USAGE, "unknown-fix", what, hint=hint))
+    if options.json:
+        entries = [_document(lock, lock.fixes[options.name]) for lock in having]
+        report.emit(json.dumps({"id": options.name, "profiles": entries}, indent=2) + "\n")
+    else:
+        report.emit(_text(having, options.name))
+    return 0
+
+
+def _document(lock: Lock, fix: Fix) -> dict[str, object]:
+    return {
+        "profile": lock.profile,
+        "need": fix.need.value,
+        "why": fix.why,
+        "title": fix.title,
+        "symptom": fix.symptom,
+        "cause": fix.cause,
+        "threads": list(fix.threads),
+        "releases": list(fix.releases),
+        "removed_in": fix.removed_in,
+        "requires": list(fix.requires),
+        "conflicts": list(fix.conflicts),
+        "both_nodes": fix.wire,
+        "risk": fix.risk,
+        "drop_when": fix.drop_when,
+        "evidence": fix.probe.evidence if fix.probe else "",
+        "steps": [
+            {"kind": step.kind, "source": step.source, "took": list(step.took)}
+            for step in fix.steps
+        ],
+        "files": list(paths_of(fix)),
+    }
+
+
+def _text(having: list[Lock], name: str) -> str:
+    fix = having[0].fixes[name]
+    lines = [f"{fix.id}: {fix.title}", ""]
+    for label, text in (("Symptom", fix.symptom), ("Cause", fix.cause), ("Risk", fix.risk)):
+        lines += [f"{label}:", *(f"  {line}" for line in text.strip().splitlines()), ""]
+    facts = {
+        "Threads": ", ".join(fix.threads) or "none found",
+        "Releases with the fault": ", ".join(fix.releases),
+        "Removed upstream in": fix.removed_in or "not yet",
+        "Requires": ", ".join(fix.requires),
+        "Conflicts": ", ".join(fix.conflicts),
+        "Both nodes or none": "yes" if fix.wire else "no",
+        "Evidence": fix.probe.evidence if fix.probe else "",
+        "Drop when": fix.drop_when,
+    }
+    lines += [f"{label}: {text}" for label, text in facts.items() if text]
+    for lock in having:
+        here = lock.fixes[name]
+        lines.append("")
+        lines.append(
+            f"In {lock.profile}: {here.need.value}" + (f" ({here.why})" if here.why else "")
+        )
+        for step in here.steps:
+            taken = f", alternatives {', '.join(step.took)}" if step.took else ""
+            lines.append(f"  {step.kind} {step.source}{taken}")
+        lines += [f"    {path}" for path in paths_of(here)]
+    return "\n".join(lines) + "\n"

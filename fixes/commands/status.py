@@ -1,0 +1,80 @@
+"""``status``: what is in the tree, by its bytes. Writes nothing and takes no lock."""
+
+from __future__ import annotations
+
+import argparse
+
+from fixes import cli, outcome, report, session
+from fixes.errors import ExitCode, Problem
+from fixes.lock import Need
+from fixes.plan import Plan, make
+from fixes.report import FixLine
+from fixes.selection import select
+from fixes.session import Look, Session
+from fixes.state import Level
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    cli.common_arguments(parser, "*")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Report every fix of the profile, or the named ones.
+
+    Exit code 0: the tree is consistent, each fix is wholly in or wholly out. Anything that
+    does not fit (a foreign or missing file, an outdated or damaged state, RECORD) is 1.
+    """
+    here = session.open_session(options)
+    found = session.look(here)
+    plan = make(here.lock, (), found.seen, found.state, foreign_allowed=options.allow_foreign)
+    done = outcome.start("status", here)
+    outcome.add_plan(done, here, plan, done=False)
+    done.changed.clear()
+    if options.names:
+        chosen = select(options.names, here)
+        done.problems += chosen.problems
+        wanted = set(chosen.fixes)
+        done.fixes = [line for line in done.fixes if line.id in wanted] + list(chosen.lines)
+    else:
+        wanted = set(here.lock.fixes)
+    inside = {line.id for line in done.fixes}
+    for name in here.lock.fixes:
+        if name in wanted and name not in inside:
+            done.fixes.append(_not_in(here, name, plan))
+    done.problems += problems(here, found, plan)
+    level = session.reached(here, found, done.digest)
+    done.level = max(level, Level.BYTES if plan.wanted and not done.problems else level).word
+    if plan.wanted and not done.problems:
+        done.verification = f"{len(outcome.fixed(plan))} files hashed"
+    outcome.mark_unproven(done, found.unproven)
+    return report.show(done, as_json=options.json, quiet=options.quiet)
+
+
+def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
+    """Everything that keeps a tree from being what its state says."""
+    wrong = [*plan.problems, *found.damaged, *session.check_records(here, found, plan.files)]
+    for file in plan.writes:
+        what = f"is {file.verdict.value}, not what the applied fixes make of it"
+        hint = f"apply again: {' '.join(file.wanted)}"
+        wrong.append(Problem(ExitCode.MISMATCH, file.verdict.value, what, file.path, hint))
+    if found.interrupted:
+        what = "a run is under way or was interrupted"
+        hint = "the next `apply` or `revert` finishes or rolls it back"
+        wrong.append(
+            Problem(ExitCode.MISMATCH, "interrupted", what, str(here.trees[0].home), hint)
+        )
+    return wrong
+
+
+def _not_in(here: Session, name: str, plan: Plan) -> FixLine:
+    fix = here.lock.fixes[name]
+    if fix.need is not Need.OFFERED:
+        return FixLine(name, fix.need.value, fix.why)
+    paths = dict.fromkeys(change.path for step in fix.steps for change in step.changes)
+    spoilt = [
+        f for f in plan.files if f.path in paths and f.verdict.value in ("foreign", "missing")
+    ]
+    if spoilt:
+        return FixLine(name, spoilt[0].verdict.value, files=tuple(f.path for f in spoilt))
+    return FixLine(name, "pending", files=tuple(paths))

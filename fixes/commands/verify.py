@@ -1,0 +1,53 @@
+"""``verify``: prove that fixes are in, up to a level. Writes nothing and takes no lock."""
+
+from __future__ import annotations
+
+import argparse
+
+from fixes import cli, outcome, report, session, verify
+from fixes.commands.status import problems
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.plan import make
+from fixes.selection import select
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    cli.common_arguments(parser, "*")
+    cli.level_argument(parser, None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify the named fixes, or all that are in; every level is reached anew."""
+    here = session.open_session(options)
+    level = session.wanted_level(here, options.verify, options.accept_version)
+    chosen = select(options.names, here)
+    found = session.look(here)
+    plan = make(here.lock, (), found.seen, found.state, foreign_allowed=options.allow_foreign)
+    done = outcome.start("verify", here)
+    outcome.add_plan(done, here, plan, done=False)
+    done.changed.clear()
+    done.fixes += chosen.lines
+    done.problems += chosen.problems
+    done.problems += problems(here, found, plan)
+    for name in chosen.fixes:
+        if name not in plan.present:
+            what = f"{name} is not in"
+            hint = f"apply it: apply_all.py --profile {here.lock.profile} {name}"
+            done.problems.append(Problem(ExitCode.MISMATCH, "pending", what, hint=hint))
+    if not chosen.lines and not plan.wanted and not done.problems:
+        what = "no fix is in this tree"
+        done.problems.append(
+            Problem(ExitCode.MISMATCH, "pending", what, str(here.trees[0].site))
+        )
+    if options.expect_digest and options.expect_digest.removeprefix("sha256:") != done.digest:
+        what = f"the digest is sha256:{done.digest}, not {options.expect_digest}"
+        done.problems.append(Problem(ExitCode.DIGEST_DIFFERS, "digest", what))
+    if not done.problems:
+        try:
+            reached = verify.run(here, plan, level)
+        except FixesError as error:
+            done.problems += error.problems
+        else:
+            outcome.add_verification(done, plan, reached)
+    return report.show(done, as_json=options.json, quiet=options.quiet)

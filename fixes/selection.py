@@ -1,0 +1,148 @@
+"""The selection: which fixes the names on a command line stand for, on this tree."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from fixes import distribution, tree
+from fixes.catalogue import Catalogue
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.lock import Lock, Need, Platform
+from fixes.report import FixLine
+from fixes.session import Session
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Fixes to have in, and the lines for names that need nothing in this release or here."""
+
+    fixes: tuple[str, ...]
+    lines: tuple[FixLine, ...]
+    problems: tuple[Problem, ...]
+
+
+def select(names: Sequence[str], here: Session) -> Selection:
+    """Expand bundles and requirements; say what is not needed or not offered.
+
+    Raises FixesError with USAGE for a name that no profile knows, with the nearest one.
+    """
+    lock = here.lock
+    targets = [item.target for item in here.trees]
+    problems: list[Problem] = []
+    unknown: list[Problem] = []
+    lines: list[FixLine] = []
+    fixes: list[str] = []
+    for name in dict.fromkeys(names):
+        if name in lock.bundles:
+            fixes += lock.bundles[name].members
+            for platform in lock.platforms:
+                found = _platform(name, platform, here)
+                if isinstance(found, Problem):
+                    problems.append(found)
+                elif isinstance(found, FixLine):
+                    lines.append(found)
+                else:
+                    fixes += platform.fixes
+            problems += _strangers(name, here)
+        elif name in lock.fixes:
+            fixes.append(name)
+        elif _authored(here.catalogue, name):
+            what = f"{name} is not offered by profile {lock.profile}"
+            problems.append(Problem(ExitCode.MISMATCH, "not-offered", what))
+        else:
+            unknown.append(_unknown(name, lock))
+    if unknown:
+        raise FixesError(*unknown)
+    wanted = _with_requirements(lock, fixes)
+    for name in list(wanted):
+        fix = lock.fixes[name]
+        if fix.need is not Need.OFFERED:
+            lines.append(FixLine(name, fix.need.value, fix.why))
+            wanted.remove(name)
+            continue
+        for target in fix.targets:
+            if target not in targets:
+                what = f"{name} needs {target}, which is not installed"
+                problems.append(Problem(ExitCode.NOT_FOUND, "target-not-found", what))
+    return Selection(tuple(wanted), tuple(lines), tuple(problems))
+
+
+def expand(names: Sequence[str], here: Session, also: Collection[str] = ()) -> set[str]:
+    """The fixes that names stand for; ``also`` are names known from elsewhere (a state).
+
+    Raises FixesError with USAGE for an unknown name, with the nearest one.
+    """
+    fixes: set[str] = set()
+    unknown = []
+    for name in names:
+        if name in here.lock.bundles:
+            fixes.update(here.lock.bundles[name].members)
+        elif name in here.lock.fixes or name in also:
+            fixes.add(name)
+        else:
+            unknown.append(_unknown(name, here.lock))
+    if unknown:
+        raise FixesError(*unknown)
+    return fixes
+
+
+def _authored(source: Catalogue, name: str) -> bool:
+    try:
+        return bool(source.read(f"patches/{name}/fix.toml"))
+    except (OSError, ValueError):
+        return False
+
+
+def _with_requirements(lock: Lock, names: Sequence[str]) -> list[str]:
+    wanted = dict.fromkeys(names)
+    todo = list(wanted)
+    while todo:
+        for other in lock.fixes[todo.pop()].requires:
+            if other not in wanted:
+                wanted[other] = None
+                todo.append(other)
+    return [name for name in lock.fixes if name in wanted]
+
+
+def _platform(bundle: str, platform: Platform, here: Session) -> Problem | FixLine | None:
+    """None: the plugin is installed and served. A line: no sign of the platform."""
+    where = tree.installed(platform.package, here.paths)
+    if where is not None and platform.fixes:
+        return None
+    if where is not None:
+        what = f"{bundle} has no fixes for {platform.package} yet: {platform.why}"
+        return Problem(ExitCode.MISMATCH, "not-offered", what, str(where))
+    signs = [name for name in platform.packages if tree.installed(name, here.paths)]
+    if here.environment.executable is not None:
+        signs += [match for pattern in platform.devices for match in glob.glob(pattern)]
+    if signs:
+        what = (
+            f"{', '.join(signs)} shows {platform.name}, but {platform.package} is not installed"
+        )
+        return Problem(ExitCode.NOT_FOUND, "target-not-found", what)
+    return FixLine(platform.name, Need.NOT_NEEDED.value, f"no sign of {platform.name} here")
+
+
+def _strangers(bundle: str, here: Session) -> list[Problem]:
+    """Platform plugins that the profile has never heard of run their own workers."""
+    known = {platform.package for platform in here.lock.platforms}
+    return [
+        Problem(
+            ExitCode.MISMATCH,
+            "not-offered",
+            f"{bundle} has no fixes for the platform plugin {package} of {owner}",
+            hint="name the fixes you want one by one to leave the plugin as it is",
+        )
+        for package, owner in distribution.plugins(here.paths).items()
+        if package not in known
+    ]
+
+
+def _unknown(name: str, lock: Lock) -> Problem:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [*lock.fixes, *lock.bundles], 1)
+    hint = f"did you mean {near[0]}?" if near else f"`vllm-fixes list --profile {lock.profile}`"
+    return Problem(ExitCode.USAGE, "unknown-fix", f"no fix or bundle {name}", hint=hint)

@@ -1,0 +1,139 @@
+"""The state: what was applied to a tree, and how to take it back without a network.
+
+``fixes-applied.json`` in the tree's home. It is a hint, the bytes are the truth: every run
+hashes the files again, and a state that is missing or damaged is made anew from them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+
+FORMAT = 1
+
+
+class Level(IntEnum):
+    """How far a tree has been verified."""
+
+    NONE = 0
+    BYTES = 1
+    IMPORT = 2
+    PROBE = 3
+
+    @property
+    def word(self) -> str:
+        """The level as it is written on the command line and in reports."""
+        return self.name.lower()
+
+
+class DamagedStateError(Exception):
+    """The state's bytes are not what we wrote: not JSON, another format, or a changed byte."""
+
+
+@dataclass(frozen=True)
+class FixedFile:
+    """One file that fixes changed. ``pre`` and ``post`` are sha256; ``pre`` is empty for a file
+    that was added. ``record`` is the file's original RECORD line, None if it had none.
+    """
+
+    path: str
+    pre: str
+    post: str
+    fixes: tuple[str, ...]
+    record: str | None = None
+    packed: str = ""
+
+    def pristine(self) -> bytes | None:
+        """The pre-image, or None for an added file. Raises DamagedStateError if it is not it."""
+        if not self.pre:
+            return None
+        try:
+            data = zlib.decompress(base64.b85decode(self.packed))
+        except (ValueError, zlib.error) as error:
+            raise DamagedStateError(
+                f"the saved pre-image of {self.path} cannot be read"
+            ) from error
+        if sha256(data) != self.pre:
+            raise DamagedStateError(f"the saved pre-image of {self.path} has another sha256")
+        return data
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How far a tree was verified, and in which environment; both must hold to trust it.
+
+    ``fingerprint`` is over the lock, the digest, the Python version, the owning RECORD and
+    the names and versions of the sibling distributions. ``unproven`` are the fixes whose
+    probe could not tell, for a condition that they declare.
+    """
+
+    level: str
+    fingerprint: str
+    python: str
+    unproven: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """What is applied to one tree."""
+
+    tool: str
+    profile: str
+    release: str
+    lock: str
+    fixes: tuple[str, ...]
+    steps: dict[str, str]
+    files: dict[str, FixedFile]
+    digest: str
+    accepted: tuple[str, ...] = ()
+    verified: Verified | None = None
+
+
+def sha256(data: bytes) -> str:
+    """The sha256 of ``data`` as hexadecimal text."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def pack(data: bytes) -> str:
+    """Compress a pre-image into text for ``FixedFile.packed``."""
+    return base64.b85encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def dump(state: State) -> bytes:
+    """The state as a file, with a checksum over everything else in it."""
+    body = asdict(state)
+    body["files"] = [asdict(file) for file in state.files.values()]
+    body["format"] = FORMAT
+    body["checksum"] = _checksum(body)
+    return json.dumps(body, indent=1, sort_keys=True).encode("ascii") + b"\n"
+
+
+def load(data: bytes) -> State:
+    """Read a state. Raises DamagedStateError."""
+    try:
+        body = json.loads(data)
+        checksum = body.pop("checksum")
+        if body.pop("format") != FORMAT:
+            raise DamagedStateError("it has another format")
+        if checksum != _checksum({**body, "format": FORMAT}):
+            raise DamagedStateError("its checksum does not match its content")
+        files = [
+            FixedFile(**{**entry, "fixes": tuple(entry["fixes"])})
+            for entry in body.pop("files")
+        ]
+        verified = body.pop("verified")
+        if verified is not None:
+            verified = Verified(**{**verified, "unproven": tuple(verified["unproven"])})
+        for key in ("fixes", "accepted"):
+            body[key] = tuple(body[key])
+        return State(**body, files={file.path: file for file in files}, verified=verified)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedStateError("it is not a state that this tool wrote") from error
+
+
+def _checksum(body: dict[str, object]) -> str:
+    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii"))
