@@ -58,11 +58,21 @@ def root() -> Path:
     return Path(os.environ.get("VLLM_FIXES_CACHE") or "~/.cache/vllm-fixes").expanduser()
 
 
+@contextlib.contextmanager
+def locked(label: str) -> Iterator[None]:
+    """Wait until no other process holds the lock of this name, and hold it."""
+    folder = root() / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / label).open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 def wheel(name: str, version: str) -> Path:
     """The published wheel of a distribution, downloaded with pip unless it is there."""
     folder = root() / "wheels"
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-    with _locked(f"wheel-{name}-{version}"):
+    with locked(f"wheel-{name}-{version}"):
         found = sorted(folder.glob(pattern))
         if not found:
             with _aside(folder) as aside:
@@ -192,7 +202,7 @@ def _kept(
 ) -> Path:
     """`folder`, made unless its content is as stamped or stands the check."""
     stamp = root() / "stamps" / label
-    with _locked(label):
+    with locked(label):
         if not stamp.exists() or stamp.read_text("utf-8") != _listing(content):
             if not check():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -254,15 +264,6 @@ def _readdress(environment: Path, old: Path, new: Path) -> None:
             script.unlink()
             script.write_bytes(text.replace(os.fsencode(old), os.fsencode(new)))
             script.chmod(mode)
-
-
-@contextlib.contextmanager
-def _locked(label: str) -> Iterator[None]:
-    folder = root() / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / label).open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""Real engines: stock and fixed vLLM serving a small model in one and in two stages."""

@@ -1,0 +1,64 @@
+"""Two pipeline stages on one node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import lab
+from .answers import LONG, PROMPTS, Answer, answers, differences
+from .conftest import Record
+from .server import STAGES, Server
+
+FAULT = "a fault on the first stage"
+
+
+def test_stock_dies_at_the_first_request(stock: Path, logs: Path, record: Record) -> None:
+    with lab.lab(), Server(lab.LEADER, stock, STAGES, logs / "server.log") as server:
+        server.boot()
+        start = time.monotonic()
+        reply = server.complete(PROMPTS[0], 4).result()
+        assert reply.status == 500, reply
+        server.ends(60)
+        record("stock: end after the first request", time.monotonic() - start)
+        assert "assert self.intermediate_tensors is not None" in server.text()
+
+
+@pytest.fixture(scope="class")
+def trigger(logs: Path) -> Path:
+    return logs / "fail-now"
+
+
+@pytest.fixture(scope="class")
+def server(fixed: Path, logs: Path, trigger: Path, record: Record) -> Iterator[Server]:
+    fault = {"STAGE_FAULT": str(trigger)}
+    log = logs / "server.log"
+    with lab.lab(), Server(lab.LEADER, fixed, STAGES, log, variables=fault) as server:
+        record("boot, two stages", server.boot())
+        yield server
+
+
+class TestFixed:
+    def test_answers_are_those_of_one_stage(
+        self, server: Server, reference: dict[str, Answer], record: Record
+    ) -> None:
+        start = time.monotonic()
+        found = answers(server)
+        record("answers, two stages", time.monotonic() - start)
+        assert found["long"].prompt_tokens > 3 * 512
+        assert not differences(found, reference)
+
+    def test_fault_on_the_first_stage_becomes_an_error(
+        self, server: Server, trigger: Path, record: Record
+    ) -> None:
+        trigger.touch()
+        start = time.monotonic()
+        reply = server.complete(LONG, 4, timeout=60).result()
+        record("fault on the first stage: HTTP error", time.monotonic() - start)
+        assert reply.status == 500, reply
+        assert time.monotonic() - start < 30
+        server.ends(30)
+        assert FAULT in server.text()

@@ -1,0 +1,128 @@
+"""Two pipeline stages on two nodes: answers, and what a node does without the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import lab
+from .answers import LONG, PROMPTS, TOKENS, Answer, answers, differences
+from .conftest import Record
+from .server import MODULE, SERVE, Replica, replica
+
+LOST = re.compile(r"(?i)\blost\b.*\b(node|leader|worker)\b")
+MINUTES = 3000  # tokens that take minutes
+KILLED = 15  # seconds until a killed node is noticed, and its peer gone
+CUT = 30  # the same where no closed connection tells
+
+
+@pytest.fixture(scope="class")
+def served(fixed: Path, logs: Path, record: Record) -> Iterator[Replica]:
+    start = time.monotonic()
+    with lab.lab(), replica(fixed, logs) as served:
+        record("boot, two nodes", time.monotonic() - start)
+        yield served
+
+
+class TestServeEntry:
+    def test_answers_are_those_of_one_stage(
+        self, served: Replica, reference: dict[str, Answer], record: Record
+    ) -> None:
+        start = time.monotonic()
+        found = answers(served.leader)
+        record("answers, two nodes", time.monotonic() - start)
+        assert not differences(found, reference)
+
+    def test_killed_worker_ends_the_leader(self, served: Replica, record: Record) -> None:
+        pending = served.leader.complete(LONG, MINUTES, timeout=300)
+        time.sleep(3)
+        assert not pending.done()
+        served.worker.kill()
+        record("worker killed, request pending: leader ended", served.leader.ends(KILLED))
+        assert pending.result().status in (0, 500)
+        assert LOST.search(served.leader.text())
+
+
+@pytest.fixture(scope="class")
+def module(fixed: Path, logs: Path) -> Iterator[Replica]:
+    with lab.lab(), replica(fixed, logs, headless=MODULE) as module:
+        yield module
+
+
+class TestModuleEntry:
+    def test_serves(self, module: Replica, reference: dict[str, Answer]) -> None:
+        reply = module.leader.complete(PROMPTS[0], TOKENS).result()
+        assert Answer.of(reply).same(reference[f"alone {PROMPTS[0]!r}"])
+
+    def test_killed_leader_ends_the_worker(self, module: Replica, record: Record) -> None:
+        module.leader.kill()
+        record("leader killed: worker ended", module.worker.ends(KILLED))
+        assert LOST.search(module.worker.text())
+
+
+@pytest.fixture
+def pair(fixed: Path, logs: Path) -> Iterator[Replica]:
+    with lab.lab(), replica(fixed, logs) as pair:
+        yield pair
+
+
+def test_power_cut_is_noticed_by_both(pair: Replica, record: Record) -> None:
+    pending = pair.leader.complete(LONG, MINUTES, timeout=300)
+    time.sleep(3)
+    assert not pending.done()
+    lab.cut()
+    start = time.monotonic()
+    pair.leader.ends(CUT)
+    record("power cut, request pending: leader ended", time.monotonic() - start)
+    pair.worker.ends(CUT - (time.monotonic() - start))
+    record("power cut, request pending: both ended", time.monotonic() - start)
+    assert pending.result().status in (0, 500)
+    assert LOST.search(pair.leader.text())
+    assert LOST.search(pair.worker.text())
+
+
+@pytest.mark.full
+def test_power_cut_of_an_idle_replica_is_noticed_by_both(pair: Replica, record: Record) -> None:
+    lab.cut()
+    start = time.monotonic()
+    pair.leader.ends(CUT)
+    pair.worker.ends(CUT - (time.monotonic() - start))
+    record("power cut, idle: both ended", time.monotonic() - start)
+
+
+@pytest.mark.full
+def test_killed_worker_ends_an_idle_leader(pair: Replica, record: Record) -> None:
+    pair.worker.kill()
+    record("worker killed, idle: leader ended", pair.leader.ends(KILLED))
+    assert LOST.search(pair.leader.text())
+
+
+@pytest.mark.full
+def test_killed_headless_parent_ends_both_nodes(pair: Replica, record: Record) -> None:
+    os.kill(pair.worker.process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    pair.worker.ends(KILLED)
+    record("headless parent killed: worker ended", time.monotonic() - start)
+    pair.leader.ends(KILLED - (time.monotonic() - start))
+    record("headless parent killed: both ended", time.monotonic() - start)
+
+
+@pytest.mark.full
+def test_fault_on_the_first_stage_becomes_an_error(fixed: Path, logs: Path, record: Record) -> None:
+    trigger = logs / "fail-now"
+    fault = {"STAGE_FAULT": str(trigger)}
+    with lab.lab(), replica(fixed, logs, SERVE, fault) as pair:
+        trigger.touch()
+        start = time.monotonic()
+        reply = pair.leader.complete(PROMPTS[0], 4, timeout=60).result()
+        record("fault on the first stage, two nodes: HTTP error", time.monotonic() - start)
+        assert reply.status == 500, reply
+        assert time.monotonic() - start < 30
+        pair.leader.ends(30)
+        pair.worker.ends(30)
