@@ -51,7 +51,10 @@ class Catalogue:
 
     def profiles(self) -> tuple[str, ...]:
         """The names of all profiles, by release."""
-        files = self._zipped_files() if self.zipped else os.listdir(self.root / "profiles")
+        if self.zipped:
+            files = self._zipped_files()
+        else:
+            files = [path.name for path in (self.root / "profiles").iterdir()]
         names = [name.removesuffix(".toml") for name in files if name.endswith(".toml")]
         return tuple(sorted(names, key=_by_release))
 
@@ -72,7 +75,7 @@ class Catalogue:
         try:
             data = self.read(name)
         except (OSError, ValueError):
-            raise FixesError(self._no_lock(profile)) from None
+            raise FixesError(self.no_lock(profile)) from None
         lock = load(data, name)
         if lock.profile != profile:
             what = f"is the lock of profile {lock.profile}"
@@ -80,7 +83,8 @@ class Catalogue:
         self.check(lock)
         return lock
 
-    def _no_lock(self, profile: str) -> Problem:
+    def no_lock(self, profile: str) -> Problem:
+        """Why there is no lock: ``unknown-profile``, or ``no-lock`` for one not locked yet."""
         names = self.profiles()
         if profile not in names:
             hint = f"there are: {', '.join(names)}" if names else ""
@@ -125,9 +129,7 @@ def lock_name(profile: str) -> str:
 
 def _by_release(name: str) -> list[tuple[int, str]]:
     """Sort key: numbers in a name count as numbers."""
-    return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def find(profiles: str | os.PathLike[str] | None = None) -> Catalogue:

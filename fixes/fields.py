@@ -48,9 +48,7 @@ class Table:
 
     __slots__ = ("_asked", "_data", "_key", "_parent", "_sound", "document")
 
-    def __init__(
-        self, document: Document, parent: Table | None, key: str, data: object
-    ) -> None:
+    def __init__(self, document: Document, parent: Table | None, key: str, data: object) -> None:
         self.document = document
         self._parent = parent
         self._key = key

@@ -46,16 +46,13 @@ def path_fault(path: str) -> str:
 def load(data: bytes, where: str) -> Lock:
     """Read a lock; ``where`` names the file in messages.
 
-    Raises FixesError with kind ``bad-lock`` and one problem for each thing that is wrong.
+    Raises FixesError, kind ``bad-lock``, with everything that is wrong.
     """
     document = Document(where, "bad-lock")
     root = document.table(_json(data, document))
     if root.number("format") != FORMAT:
-        document.fail(
-            "format",
-            f"this version of vllm-fixes reads format {FORMAT} only",
-            "use the version that came with the lock, or run: vllm-fixes lock",
-        )
+        what = f"is not {FORMAT}, the only one that this version of vllm-fixes reads"
+        document.fail("format", what, "use the version that the lock came with")
         raise FixesError(document.problems[-1])
     return _Reader(document, root, hashlib.sha256(data).hexdigest()).lock
 
@@ -89,10 +86,8 @@ class _Reader:
         fixes = {name: self._fix(name, table) for name, table in root.named("fixes")}
         bundles = {name: self._bundle(name, table) for name, table in root.named("bundles")}
         platforms = tuple(self._platform(*item) for item in root.named("platforms"))
-        profile = root.string("profile")
-        self._is_authored(root, "profile", f"profiles/{profile}.toml")
         self.lock = Lock(
-            profile=profile,
+            profile=root.string("profile"),
             release=root.text("release"),
             authored=self.authored,
             wheels=self.wheels,
@@ -102,6 +97,7 @@ class _Reader:
             platforms=platforms,
             digest=digest,
         )
+        self._is_authored(root, "profile", f"profiles/{self.lock.profile}.toml")
         root.close()
         document.close()
 
@@ -184,7 +180,7 @@ class _Reader:
             why=table.string("why"),
             steps=tuple(self._step(name, step) for step in table.tables("steps")),
             reach=tuple(self._reach(reach) for reach in table.tables("reach")),
-            probe=self._probe(name, table.table("probe")) if "probe" in table else None,
+            probe=self._probe(name, table.table("probe")),
             pristine_probe=table.choice("pristine_probe", PRISTINE_PROBE),
         )
         if (fix.need is Need.OFFERED) != bool(fix.steps):
@@ -192,10 +188,9 @@ class _Reader:
         for other in fix.requires:
             if self.order.get(other, -1) >= self.order[name]:
                 table.fail("requires", f"{other!r} comes later in the order of application")
-        for step in fix.steps:
-            for change in step.changes:
-                if change.target not in fix.targets:
-                    table.fail("targets", f"lack {change.target!r}, which the steps touch")
+        for target in {change.target for step in fix.steps for change in step.changes}:
+            if target not in fix.targets:
+                table.fail("targets", f"lack {target!r}, which the steps touch")
         table.close()
         return fix
 
@@ -232,7 +227,10 @@ class _Reader:
         hunks = []
         line, whole = 1, True
         for item in table.tables("hunks"):
+            known = len(item.document.problems)
             hunk = Hunk(item.number("line"), item.data("old"), item.data("new"))
+            if len(item.document.problems) > known:
+                continue
             if not hunk.old:
                 item.fail("old", "is empty")
             if hunk.line < line:
@@ -240,10 +238,10 @@ class _Reader:
             if not whole:
                 item.fail("", "follows a hunk that ends the file")
             line = hunk.line + hunk.old.count(b"\n")
-            whole = hunk.old.endswith(b"\n") and (hunk.new.endswith(b"\n") or not hunk.new)
+            whole = all(text[-1:] in (b"", b"\n") for text in (hunk.old, hunk.new))
             item.close()
             hunks.append(hunk)
-        if not hunks:
+        if "hunks" in table and not table.array("hunks"):
             table.fail("hunks", "is empty")
         return tuple(hunks)
 
@@ -309,10 +307,7 @@ def dump(lock: Lock) -> bytes:
         "authored": dict(sorted(lock.authored.items())),
         "wheels": dict(sorted(lock.wheels.items())),
         "fixes": {name: _dump_fix(fix) for name, fix in lock.fixes.items()},
-        "bundles": {
-            name: {"title": bundle.title, "members": bundle.members}
-            for name, bundle in sorted(lock.bundles.items())
-        },
+        "bundles": {name: _without(b, "name") for name, b in sorted(lock.bundles.items())},
         "platforms": {item.name: _without(item, "name") for item in lock.platforms},
         "files": {path: _dump_file(pinned) for path, pinned in sorted(lock.files.items())},
     }
@@ -334,8 +329,7 @@ def _dump_file(pinned: PinnedFile) -> dict[str, object]:
 
 def _dump_fix(fix: Fix) -> dict[str, object]:
     table = _without(fix, "id", "steps", "reach", "probe")
-    if fix.probe:
-        table["probe"] = _without(fix.probe)
+    table["probe"] = fix.probe and _without(fix.probe)
     table["reach"] = [_without(reach) for reach in fix.reach]
     table["steps"] = [
         {**_without(step), "changes": [_dump_change(change) for change in step.changes]}
@@ -345,7 +339,7 @@ def _dump_fix(fix: Fix) -> dict[str, object]:
 
 
 def _dump_change(change: FileChange) -> dict[str, object]:
-    table: dict[str, object] = {"target": change.target, "path": change.path}
+    table = _without(change, "hunks", "content")
     if change.content is not None:
         return {**table, "content": _text(change.content)}
     hunks = [{"line": h.line, "old": _text(h.old), "new": _text(h.new)} for h in change.hunks]

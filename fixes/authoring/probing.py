@@ -1,0 +1,137 @@
+"""What probes say of the pristine release: the proof of ``already-upstream`` and ``offered``.
+
+With an interpreter that has vLLM's requirements, each probe runs on the Python files of the
+reference wheels. Without one, the answer that the existing lock records is kept as long as
+nothing it depends on has changed: fix.toml, probe.py and the wheels. A fix that is upstream
+needs an answer, one that is offered may go without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fixes.authoring.authored import Authored
+from fixes.authoring.wheels import Wheel
+from fixes.catalogue import package_source
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.lock import Lock, Need
+
+#: An import of vLLM takes a quarter of a minute, and a probe may need one of its own.
+_PROBE_S = 180.0
+_ALL_S = 3600.0
+_ANSWERS = {0: "absent", 1: "present", 77: "cannot-tell"}
+
+
+def ask(authored: Authored, targets: Mapping[str, Sequence[Wheel]], python: str) -> dict[str, str]:
+    """Run the probe of each fix that is offered or upstream on the reference wheels' files.
+
+    Raises FixesError, kind ``no-answer``, for probes that broke or took too long.
+    """
+    fixes = _probed(authored)
+    with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
+        tree = Path(scratch)
+        for target, wheels in targets.items():
+            wheels[0].unpack(target, tree)
+        modules = [
+            {"module": target, "file": str(tree / target / "__init__.py"), "names": []}
+            | {"sha256": _sha256(wheels[0], f"{target}/__init__.py")}
+            for target, wheels in targets.items()
+        ]
+        request = {
+            "paths": [str(tree)],
+            "modules": modules,
+            "probes": [
+                {"id": fix, "file": path, "source": authored.read(path).decode()}
+                for fix, path in ((fix, f"patches/{fix}/probe.py") for fix in fixes)
+            ],
+            "probe_s": _PROBE_S,
+            "probes_s": _ALL_S,
+        }
+        answer = _run(python, request)
+    problems = [
+        Problem(ExitCode.MISMATCH, "no-answer", f"{module} {fault}", python)
+        for module, faults in answer["modules"].items()
+        for fault in faults
+    ]
+    results = {}
+    for fix, given in answer["probes"].items():
+        result = _ANSWERS.get(given["answer"])
+        if result is None:
+            where = f"patches/{fix}/probe.py"
+            problems.append(Problem(ExitCode.MISMATCH, "no-answer", given["reason"], where))
+        else:
+            results[fix] = result
+    if problems:
+        raise FixesError(*problems)
+    return results
+
+
+def _probed(authored: Authored) -> tuple[str, ...]:
+    entries = authored.profile.entries.values()
+    return tuple(entry.id for entry in entries if entry.need is not Need.NOT_NEEDED)
+
+
+def _sha256(wheel: Wheel, path: str) -> str:
+    return hashlib.sha256(wheel.read(path)).hexdigest()
+
+
+def _run(python: str, request: dict[str, object]) -> dict[str, dict[str, Any]]:
+    environ = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(
+            [python, "-c", package_source("child.py").decode()],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            cwd="/",
+            env=environ,
+            check=False,
+        )
+        answer: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    except (OSError, ValueError) as error:
+        raise FixesError(Problem(ExitCode.MISMATCH, "no-answer", str(error), python)) from None
+    return answer
+
+
+def recorded(
+    authored: Authored, wheels: Mapping[str, str], previous: Lock | None
+) -> dict[str, str]:
+    """The answers of an earlier lock that still hold."""
+    if previous is None or previous.wheels != wheels:
+        return {}
+    kept = {}
+    for fix in _probed(authored):
+        old = previous.fixes.get(fix)
+        sources = (f"patches/{fix}/fix.toml", f"patches/{fix}/probe.py")
+        for source in sources:
+            authored.read(source)
+        same = all(previous.authored.get(s) == authored.sha256[s] for s in sources)
+        if old and old.pristine_probe and same:
+            kept[fix] = old.pristine_probe
+    return kept
+
+
+def contradictions(authored: Authored, answers: Mapping[str, str]) -> list[Problem]:
+    """Where the answers do not bear out what the profile says of its release."""
+    problems = []
+    release = authored.profile.release
+    for fix in _probed(authored):
+        entry, answer = authored.profile.entries[fix], answers.get(fix, "")
+        what = hint = ""
+        if entry.need is Need.OFFERED and answer == "absent":
+            what = f"is offered, but its probe finds no fault in the pristine {release}"
+        elif entry.need is Need.UPSTREAM and not answer:
+            what = f"is said to be in {release}, which no probe has shown"
+            hint = "name an interpreter that has vLLM's requirements with --python"
+        elif entry.need is Need.UPSTREAM and answer != "absent":
+            what = f"is said to be in {release}, but its probe says of the fault: {answer}"
+        if what:
+            where = f"{authored.where}: fixes.{fix}"
+            problems.append(Problem(ExitCode.MISMATCH, "contradicted", what, where, hint))
+    return problems

@@ -1,0 +1,236 @@
+"""A profile and the published wheels become a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fixes import edits, hunks, syntax
+from fixes.authoring import diffs, toml
+from fixes.authoring.authored import Authored
+from fixes.authoring.combinations import Combinations
+from fixes.authoring.images import Draft, Pristine, StepError, apply_change
+from fixes.authoring.wheels import Wheel
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Step
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A lock, and what a maintainer should know that is no error."""
+
+    lock: Lock
+    notes: tuple[str, ...]
+
+
+def resolve(
+    authored: Authored,
+    targets: Mapping[str, Sequence[Wheel]],
+    pristine_probes: Mapping[str, str],
+) -> Resolved:
+    """Make the lock. ``targets`` are the wheels of each target, the reference first.
+
+    Every step is resolved on the reference's bytes with the fixes that it requires already
+    in, and all of it is then checked on every accepted pre-image (``combinations``).
+    ``pristine_probes`` are the answers of the fixes' probes on the pristine release.
+
+    Raises FixesError with everything that is wrong with any step, file or set of fixes.
+    """
+    pristine = Pristine(targets)
+    made = _Steps(authored, pristine)
+    if made.problems:
+        raise FixesError(*made.problems)
+    found = Combinations(authored, pristine, made.steps)
+    if found.problems:
+        raise FixesError(*found.problems)
+    fixes = {
+        fix: _fix(authored, fix, made.steps.get(fix, ()), made.reach.get(fix, ()), pristine_probes)
+        for fix in authored.profile.entries
+    }
+    for fix in fixes:  # the lock is refused when what it was made from has changed
+        authored.read(f"patches/{fix}/probe.py")
+    lock = Lock(
+        profile=authored.profile.name,
+        release=authored.profile.release,
+        authored=dict(authored.sha256),
+        wheels={wheel.requirement: wheel.sha256 for all_ in targets.values() for wheel in all_},
+        files=found.files,
+        fixes=fixes,
+        bundles=authored.profile.bundles,
+        platforms=authored.profile.platforms,
+    )
+    return Resolved(lock, tuple(made.notes))
+
+
+def _fix(
+    authored: Authored,
+    name: str,
+    steps: tuple[Step, ...],
+    reach: tuple[Reach, ...],
+    pristine_probes: Mapping[str, str],
+) -> Fix:
+    entry, about = authored.profile.entries[name], authored.fixes[name]
+    return Fix(
+        id=name,
+        title=about.title,
+        symptom=about.symptom,
+        cause=about.cause,
+        threads=about.threads,
+        releases=about.releases,
+        removed_in=about.removed_in,
+        targets=about.targets,
+        requires=about.requires,
+        conflicts=tuple(fix for fix in about.conflicts if fix in authored.profile.entries),
+        risk=about.risk,
+        drop_when=about.drop_when,
+        wire=about.wire,
+        need=entry.need,
+        why=entry.why,
+        steps=steps,
+        reach=reach,
+        probe=Probe(f"patches/{name}/probe.py", about.evidence, tuple(about.cannot_tell)),
+        pristine_probe=pristine_probes.get(name, ""),
+    )
+
+
+class _Steps:
+    """The steps of all offered fixes as hunks, each fix on the bytes that it requires."""
+
+    def __init__(self, authored: Authored, pristine: Pristine) -> None:
+        self._authored = authored
+        self._pristine = pristine
+        self.steps: dict[str, tuple[Step, ...]] = {}
+        self.reach: dict[str, tuple[Reach, ...]] = {}
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        for fix in authored.offered:
+            before = authored.closure(fix)[:-1]
+            if all(other in self.steps for other in before):
+                try:
+                    self._resolve(fix, Draft(pristine, self.steps, before))
+                except StepError as error:
+                    self.problems += error.problems(f"patches/{fix}")
+                except FixesError as error:
+                    self.problems += error.problems
+
+    def _resolve(self, fix: str, draft: Draft) -> None:
+        steps = tuple(
+            self._step(fix, f"patches/{fix}/{source}", draft)
+            for source in self._authored.profile.entries[fix].steps
+        )
+        names: dict[str, tuple[str, ...]] = {}
+        for path, data in draft.written().items():
+            if path.endswith(".py"):
+                names[_module(path)] = _changed(path, draft.found(path), data)
+            for wheel in self._pristine.lacking(path) if self._pristine.images(path) else ():
+                self.notes.append(f"{fix}: {wheel} has no {path}")
+        for extra in self._authored.fixes[fix].reach:
+            names[extra.module] = (*names.get(extra.module, ()), *extra.names)
+        self.reach[fix] = tuple(
+            Reach(module, tuple(dict.fromkeys(found))) for module, found in names.items() if found
+        )
+        self.steps[fix] = steps
+
+    def _step(self, fix: str, source: str, draft: Draft) -> Step:
+        data = self._authored.read(source)
+        took: tuple[str, ...] = ()
+        if source.endswith(".patch"):
+            kind, changes = "diff", self._diff(fix, source, data, draft)
+        else:
+            kind = "edit"
+            changes, took = self._edits(source, data, draft)
+        problems = [
+            _problem(
+                "foreign-target", f"touches {change.path}, which is in no target of it", source
+            )
+            for change in changes
+            if change.target not in self._authored.fixes[fix].targets
+        ]
+        if not changes:
+            problems.append(_problem("empty", "changes nothing", source))
+        if problems:
+            raise FixesError(*problems)
+        return Step(kind, source, changes, took)
+
+    def _diff(self, fix: str, source: str, data: bytes, draft: Draft) -> tuple[FileChange, ...]:
+        """A diff's hunks, as they are, but at the lines where they apply."""
+        changes: list[FileChange] = []
+        problems: list[Problem] = []
+        for file in diffs.parse(data, source):
+            target = file.path.partition("/")[0]
+            if file.added:
+                change = FileChange(target, file.path, (), b"".join(h.new for h in file.hunks))
+            else:
+                change = FileChange(target, file.path, file.hunks)
+            try:
+                pre = draft.read(file.path)
+                draft.write(file.path, apply_change(pre, change, fix))
+            except StepError as error:
+                problems += error.problems(f"{source}: {file.path}")
+                continue
+            offsets = hunks.apply(pre or b"", change.hunks).offsets
+            if any(offsets):
+                self.notes.append(f"{source}: {file.path}: lines are {offsets} lines away")
+            moved = (
+                hunks.Hunk(hunk.line + offset, hunk.old, hunk.new)
+                for hunk, offset in zip(change.hunks, offsets, strict=True)
+            )
+            changes.append(replace(change, hunks=tuple(moved)))
+        if problems:
+            raise FixesError(*problems)
+        return tuple(changes)
+
+    def _edits(
+        self, source: str, data: bytes, draft: Draft
+    ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
+        """Edits, resolved to hunks with as much context as makes them unique."""
+        folder = source.rpartition("/")[0]
+
+        def beside(name: str) -> bytes:
+            try:
+                return self._authored.read(f"{folder}/{name}")
+            except FixesError as error:
+                raise OSError(error.problems[0].what) from None
+
+        table = toml.parse(data, source, "invalid-edit")
+        try:
+            found = edits.resolve_all(draft.read, edits.parse_edits(table, beside))
+        except edits.EditError as error:
+            raise FixesError(
+                *(
+                    _problem(one.kind, one.message, f"{source}: edit[{one.index}]")
+                    for one in (error, *error.also)
+                )
+            ) from None
+        except FixesError as error:
+            problems = (replace(one, where=f"{source}: {one.where}") for one in error.problems)
+            raise FixesError(*problems) from None
+        changes = []
+        for path, resolution in found.items():
+            pre, target = draft.read(path), path.partition("/")[0]
+            if pre is None:
+                changes.append(FileChange(target, path, (), resolution.data))
+            elif pre != resolution.data:
+                spans = resolution.replacements
+                made = hunks.between(pre, resolution.data, spans)
+                changes.append(FileChange(target, path, made))
+            draft.write(path, resolution.data)
+        return tuple(changes), tuple(name for one in found.values() for name in one.took)
+
+
+def _problem(kind: str, what: str, where: str) -> Problem:
+    return Problem(ExitCode.MISMATCH, kind, what, where)
+
+
+def _module(path: str) -> str:
+    """The module that a file is imported as."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _changed(path: str, pre: bytes | None, post: bytes) -> tuple[str, ...]:
+    """The names that a fix changes in a module. Raises FixesError if it is not Python."""
+    try:
+        return syntax.changed(pre, post)
+    except SyntaxError as error:
+        what = f"is not Python any more: {error}"
+        raise FixesError(_problem("bad-syntax", what, path)) from None
