@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from fixes.hunks import Hunk
 
@@ -150,3 +151,14 @@ class Lock:
     bundles: dict[str, Bundle]
     platforms: tuple[Platform, ...]
     digest: str = field(default="", compare=False)
+
+    @cached_property
+    def changes(self) -> dict[str, dict[str, tuple[FileChange, ...]]]:
+        """Path to fix id to what the fix does there; fixes in the order of application."""
+        found: dict[str, dict[str, tuple[FileChange, ...]]] = {}
+        for fix in self.fixes.values():
+            for step in fix.steps:
+                for change in step.changes:
+                    of_path = found.setdefault(change.path, {})
+                    of_path[fix.id] = (*of_path.get(fix.id, ()), change)
+        return found

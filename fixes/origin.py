@@ -6,9 +6,10 @@ no state (a copied layer), taking our byte hunks out must give a locked pre-imag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from fixes import hunks
 from fixes.lock import FileChange, Fix, Lock, PinnedFile
@@ -67,53 +68,39 @@ def find(
 
 
 def _recognise(lock: Lock, pinned: PinnedFile, data: bytes, now: str) -> Origin | None:
-    """A patched file without a state: ours if taking the hunks out gives a locked pre-image."""
+    """A patched file without a state: ours if taking our steps out gives a locked pre-image."""
+    changes = lock.changes.get(pinned.path, {})
     for (pre, fixes), post in pinned.post.items():
         if post == now:
-            return Origin(
-                FileVerdict.APPLIED, now, pre, fixes, _reversal(lock, pinned.path, fixes, data)
-            )
-    inside = []
-    bytes_now = data
-    for fix in reversed(list(lock.fixes.values())):
-        changes = changes_of(fix, pinned.path)
-        if not changes or any(change.content is not None for change in changes):
-            continue
+            inside = [changes[name] for name in fixes]
+            pristine = partial(_without, inside, data)
+            return Origin(FileVerdict.APPLIED, now, pre, fixes, pristine)
+    found = []
+    before: bytes | None = data
+    for name, steps in reversed(changes.items()):
         try:
-            bytes_now = _taken_out(changes, bytes_now)
+            before = _without([steps], before)
         except hunks.HunkError:
             continue
-        inside.append(fix.id)
-    pre = sha256(bytes_now)
-    if pre not in pinned.pristine:
+        found.append(name)
+    known = not pinned.pristine if before is None else sha256(before) in pinned.pristine
+    if not known:
         return None
-    return Origin(FileVerdict.APPLIED, now, pre, tuple(reversed(inside)), lambda: bytes_now)
+    pre = "" if before is None else sha256(before)
+    return Origin(FileVerdict.APPLIED, now, pre, tuple(reversed(found)), lambda: before)
 
 
-def _reversal(
-    lock: Lock, path: str, fixes: tuple[str, ...], data: bytes
-) -> Callable[[], bytes | None]:
-    def pristine() -> bytes | None:
-        before = data
-        for name in reversed(fixes):
-            changes = changes_of(lock.fixes[name], path)
-            if any(change.content is not None for change in changes):
-                return None
-            before = _taken_out(changes, before)
-        return before
-
-    return pristine
-
-
-def _taken_out(changes: tuple[FileChange, ...], data: bytes) -> bytes:
-    for change in reversed(changes):
-        data = hunks.apply(data, hunks.reverse(change.hunks)).data
+def _without(fixes: Sequence[tuple[FileChange, ...]], data: bytes | None) -> bytes | None:
+    """A file less some fixes, None if one of them added it. Raises HunkError if they are not in."""
+    for changes in reversed(fixes):
+        for change in reversed(changes):
+            if change.content is None:
+                data = hunks.apply(data or b"", hunks.reverse(change.hunks)).data
+            elif change.content == data:
+                data = None
+            else:
+                raise hunks.HunkError(())
     return data
-
-
-def changes_of(fix: Fix, path: str) -> tuple[FileChange, ...]:
-    """What the steps of ``fix`` do to ``path``, in order."""
-    return tuple(change for step in fix.steps for change in step.changes if change.path == path)
 
 
 def paths_of(fix: Fix) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fixes import hunks, origin
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Fix, Lock, Need, PinnedFile
-from fixes.origin import FileVerdict, Origin, changes_of, paths_of
+from fixes.origin import FileVerdict, Origin, paths_of
 from fixes.state import DamagedStateError, FixedFile, State, sha256
 
 
@@ -110,9 +110,10 @@ def make(
     problems += _relations(lock, wanted)
     problems += _halves(lock, origins, present | set(wanted) | set(removed))
     files = []
+    names = frozenset(wanted)
     for path, pinned in files_known.items():
         kept = bool(state and path in state.files)
-        file, found = _file(lock, pinned, origins[path], wanted, kept)
+        file, found = _file(lock, pinned, origins[path], names, kept)
         problems += found
         files.append(file)
     return Plan(wanted, _in_order(lock, present), tuple(files), tuple(problems))
@@ -187,11 +188,11 @@ def _file(
     lock: Lock,
     pinned: PinnedFile,
     found: Origin,
-    wanted: tuple[str, ...],
+    wanted: frozenset[str],
     recorded: bool,
 ) -> tuple[FilePlan, list[Problem]]:
     path = pinned.path
-    here = tuple(name for name in wanted if changes_of(lock.fixes[name], path))
+    here = tuple(name for name in lock.changes.get(path, ()) if name in wanted)
     plan = FilePlan(
         pinned.target,
         path,
@@ -262,7 +263,7 @@ def _through(
     offsets: tuple[int, ...] = ()
     for position, name in enumerate(names):
         fix = lock.fixes[name]
-        for change in changes_of(fix, path):
+        for change in lock.changes[path][name]:
             if change.content is not None:
                 if data is not None:
                     raise _StepError(fix, None, names[:position])
