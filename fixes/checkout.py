@@ -1,6 +1,4 @@
 """The version of a source checkout before its build, read without git or running anything."""
-# ruff: noqa: PTH112, PTH113, PTH118, PTH208
-# Plain strings, as in distribution.py.
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ direct_url.json and entry_points.txt there as well; egg-info and EGG-INFO are se
 ``importlib.metadata`` is not used: it takes a folder's word for its name (a hand-made
 ``vllm-0.30.0.dist-info`` without RECORD is no owner) and costs more than a whole run may.
 """
-# ruff: noqa: PTH113, PTH119, PTH120, PTH122, PTH208
-# Plain strings: hundreds of files on every run, for which pathlib is too slow.
 
 from __future__ import annotations
 
@@ -148,11 +146,7 @@ def editables(folders: Iterable[str], checkout: str) -> list[Distribution]:
                 url = urlsplit(origin["url"])
             except (ValueError, KeyError, TypeError):
                 continue
-            if (
-                editable
-                and url.scheme == "file"
-                and os.path.realpath(unquote(url.path)) in roots
-            ):
+            if editable and url.scheme == "file" and os.path.realpath(unquote(url.path)) in roots:
                 found.setdefault(os.path.realpath(f"{folder}/{info}"), f"{folder}/{info}")
     return [describe(info) for info in found.values()]
 
@@ -183,7 +177,8 @@ def plugins(folders: Iterable[str]) -> dict[str, str]:
                     section = line.strip("[]").strip()
                 elif section == PLUGIN_GROUP and "=" in line and line[0] not in "#;":
                     package = re.split(r"[.:\[\s]", line.partition("=")[2].strip())[0]
-                    found.setdefault(package, describe(f"{folder}/{info}").name)
+                    if package:
+                        found.setdefault(package, describe(f"{folder}/{info}").name)
     return found
 
 

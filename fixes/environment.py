@@ -1,6 +1,4 @@
 """The interpreter whose engine would import a target: this one, another one, or none."""
-# ruff: noqa: PTH100, PTH109, PTH117, PTH118, PTH120
-# sys.path is plain strings.
 
 from __future__ import annotations
 
@@ -103,20 +101,21 @@ def neutral(paths: list[str], pythonpath: str) -> tuple[str, ...]:
     which follow the working directory too.
     """
     here = working_directory() or ""
+    first = {here}
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    script = os.path.join(here, script)
-    first = {here, os.path.dirname(script), os.path.dirname(os.path.realpath(script))}
+    if os.path.isabs(script):
+        first |= {os.path.dirname(script), os.path.dirname(os.path.realpath(script))}
     parts = pythonpath.split(os.pathsep) if pythonpath else []
     fixed = {os.path.normpath(part) for part in parts if os.path.isabs(part)}
     moving = {os.path.normpath(os.path.join(here, p)) for p in parts if not os.path.isabs(p)}
-    kept = []
-    for position, entry in enumerate(paths):
-        follows = (position == 0 and entry in first) or (
-            position <= len(parts) and entry in moving
-        )
-        if entry and (entry in fixed or not follows):
-            kept.append(entry)
-    return tuple(kept)
+    kept = [
+        entry
+        for position, entry in enumerate(paths)
+        if entry
+        and not (position == 0 and entry in first - fixed)
+        and not (position <= len(parts) and entry in moving - fixed)
+    ]
+    return tuple(dict.fromkeys(kept))
 
 
 def working_directory() -> str | None:

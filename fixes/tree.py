@@ -4,8 +4,6 @@ A target is found as the interpreter would find it, without importing or running
 it: packages and modules on the search path, and editable installs (PEP 660 finders of
 setuptools, ``.pth`` files, ``.egg-link``).
 """
-# ruff: noqa: PTH100, PTH112, PTH113, PTH116, PTH117, PTH118, PTH119, PTH120
-# Plain strings, as in distribution.py.
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from fixes import checkout, distribution
 from fixes.distribution import Distribution, public
-from fixes.environment import Environment
+from fixes.environment import Environment, working_directory
 from fixes.errors import ExitCode, FixesError, Problem
 
 STATE = "fixes-applied.json"
@@ -80,11 +78,13 @@ def find(target: str, environment: Environment, directory: Path | None = None) -
     with code NOT_FOUND and kind ``not-found``, ``found-twice`` (two copies, or two
     distributions that own the one) or ``contradiction`` (versions that do not agree).
     """
-    entries = environment.paths if directory is None else (os.path.abspath(directory),)
+    entries = environment.paths
+    if directory is not None:  # not abspath: the working directory may be gone
+        entries = (os.path.normpath(os.path.join(working_directory() or "/", directory)),)
     copies = _distinct(_copies(target, entries))
     packages = [copy for copy in copies if os.path.isdir(copy.path)]
     if not packages:
-        raise FixesError(_not_found(target, environment, directory, copies))
+        raise FixesError(_not_found(target, environment, directory and entries[0], copies))
     if len(copies) > 1:
         what = f"{len(copies)} copies of {target}: " + ", ".join(copy.path for copy in copies)
         hint = "remove all but one, or name the folder of the one that is imported: --tree"
@@ -114,9 +114,7 @@ def shadowing(tree: Tree, cwd: str | None, pythonpath: str) -> tuple[Problem, ..
         if hit is None or _identity(hit) == _identity(str(tree.package)):
             continue
         what = f"an engine started here would import {hit} ({where}), not {tree.package}"
-        hint = (
-            "start elsewhere or unset it, or name the folder of the one that is meant: --tree"
-        )
+        hint = "start elsewhere or unset it, or name the folder of the one that is meant: --tree"
         problems.append(Problem(ExitCode.NOT_FOUND, "found-twice", what, tree.target, hint))
     return tuple(problems)
 
@@ -302,15 +300,13 @@ def _contradictions(tree: Tree, folders: tuple[str, ...]) -> Iterator[Problem]:
                 told[str(claim.info)] = claim.version
     for place, version in told.items():
         if version and public(version) != public(tree.version):
-            what = (
-                f"says version {version}, but {tree.dist_info or tree.package} {tree.version}"
-            )
+            what = f"says version {version}, but {tree.dist_info or tree.package} {tree.version}"
             hint = "reinstall, so that metadata and files are of one release"
             yield Problem(ExitCode.NOT_FOUND, "contradiction", what, place, hint)
 
 
 def _not_found(
-    target: str, environment: Environment, directory: Path | None, modules: list[_Copy]
+    target: str, environment: Environment, directory: str | Path | None, modules: list[_Copy]
 ) -> Problem:
     hint = "--tree DIR names the folder that holds it, --python EXE its interpreter"
     if modules:
@@ -321,7 +317,7 @@ def _not_found(
         what = f"{where} imports no {target} ({len(environment.paths)} folders searched)"
     else:
         what = f"no {target}/__init__.py in {directory}"
-        real = Path(os.path.abspath(directory))
+        real = Path(directory)
         inner = sorted(real.glob(f"lib*/python3*/*-packages/{target}/__init__.py"))
         if not real.is_dir():
             what = f"{directory} is no folder"
