@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from fixes import __version__, report
-from fixes.errors import ExitCode, FixesError, Problem
+from fixes.errors import ExitCode, FixesError, Problem, worst
 
 #: Verb -> (module under fixes/commands, one line of help).
 VERBS = {
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(_run(arguments))
     except FixesError as error:
-        return _failed(error, arguments)
+        return _failed(error.problems, arguments)
     except KeyboardInterrupt:
         return _stopped("interrupted", ExitCode.INTERRUPTED)
     except TerminatedError:
@@ -153,14 +153,16 @@ def _overview() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _failed(error: FixesError, arguments: list[str]) -> int:
+def _failed(problems: Sequence[Problem], arguments: list[str]) -> ExitCode:
+    code = worst(problems)
     if "--json" in arguments:
+        from fixes.outcome import Report
+
         verb = arguments[0] if arguments[0] in VERBS else "apply"
-        failed = report.Report(verb, problems=list(error.problems))
-        report.emit(failed.document())
+        report.show(Report(verb, problems=list(problems)).document(), as_json=True)
     else:
-        report.complain(error.problems, _UNCHANGED)
-    return error.exit_code
+        report.complain(problems, _UNCHANGED)
+    return code
 
 
 def _stopped(word: str, code: ExitCode) -> int:
@@ -186,7 +188,6 @@ def _internal(arguments: list[str], error: Exception) -> int:
         _UNCHANGED,
     ]
     if "--json" in arguments:
-        problem = Problem(ExitCode.INTERNAL, "internal", line, "; ".join(places))
-        report.emit(report.Report("apply", problems=[problem]).document())
+        _failed([Problem(ExitCode.INTERNAL, "internal", line, "; ".join(places))], arguments)
     report.emit("\n".join(lines) + "\n", sys.stderr)
     return ExitCode.INTERNAL

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fixes import __version__, bytecode, flock, outcome, record, report, session, verify
 from fixes.errors import ExitCode, FixesError
+from fixes.outcome import Report
 from fixes.plan import FilePlan, Plan
-from fixes.report import Report
 from fixes.session import Look, Session
 from fixes.state import FixedFile, Level, State, Verified, dump, pack, sha256
 from fixes.transaction import Change, Transaction, fresh_mtime, pending, recover
@@ -125,9 +125,7 @@ def _book_changes(
         before = found.state_bytes[item.target]
         if state is not None or before is not None:
             content = None if state is None else dump(state)
-            changes.append(
-                Change(item.state, None if before is None else sha256(before), content)
-            )
+            changes.append(Change(item.state, None if before is None else sha256(before), content))
     return changes
 
 
@@ -187,9 +185,7 @@ def _states(here: Session, found: Look, plan: Plan) -> dict[str, State | None]:
     states: dict[str, State | None] = {}
     digest = plan.digest(here.releases)
     for item in here.trees:
-        files = {
-            file.path: _saved(found, item, file) for file in _of(item, plan) if file.wanted
-        }
+        files = {file.path: _saved(found, item, file) for file in _of(item, plan) if file.wanted}
         accepted = sorted(f.path for f in _of(item, plan) if f.wanted and f.accepted)
         if not files:
             states[item.target] = None
@@ -238,8 +234,7 @@ def _verified(
 ) -> Verified:
     after = replace(found, records=dict(records))
     mark = session.fingerprint(here, after, plan.digest(here.releases))
-    unproven = tuple(reached.unproven)
-    return Verified(reached.level.word, mark, here.environment.version, unproven)
+    return Verified(reached.level.word, mark, here.environment.version, reached.unproven)
 
 
 def _of(item: Tree, plan: Plan) -> list[FilePlan]:

@@ -59,9 +59,7 @@ def find(
         known = record.pre in pinned.pristine or (not record.pre and not pinned.pristine)
         if known or accept:
             fixes = tuple(name for name in record.fixes if name in lock.fixes)
-            return Origin(
-                FileVerdict.APPLIED, now, record.pre, fixes, record.pristine, not known
-            )
+            return Origin(FileVerdict.APPLIED, now, record.pre, fixes, record.pristine, not known)
     return _recognise(lock, pinned, data, now) or Origin(
         FileVerdict.FOREIGN, now, now if accept else "", (), lambda: data, accept
     )

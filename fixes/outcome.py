@@ -1,24 +1,88 @@
-"""The outcome: a session and a plan as the lines of a report."""
+"""The outcome: what a run found and did, from its session and plan."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
+from fixes import __version__
+from fixes.errors import ExitCode, Problem, worst
 from fixes.origin import paths_of
 from fixes.plan import FilePlan, Plan
-from fixes.report import FileLine, FixLine, Report, TreeLine
+from fixes.report import problem_document
 from fixes.session import Session
 from fixes.state import Level
 from fixes.verify import Verification
 
 
+@dataclass(frozen=True)
+class FixLine:
+    """One fix (or platform) and its verdict."""
+
+    id: str
+    verdict: str
+    detail: str = ""
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TreeLine:
+    """One target as it was found."""
+
+    target: str
+    version: str
+    distribution: str
+    path: str
+    layout: str
+
+
+@dataclass(frozen=True)
+class FileLine:
+    """One file that fixes touch; hashes are sha256, empty where there is no file."""
+
+    path: str
+    verdict: str
+    now: str
+    wanted: str
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass
+class Report:
+    """What a run found and did. Keys of the JSON form are stable."""
+
+    verb: str
+    profile: str = ""
+    trees: list[TreeLine] = field(default_factory=list)
+    fixes: list[FixLine] = field(default_factory=list)
+    files: list[FileLine] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    dry_run: bool = False
+    level: str = "none"
+    verification: str = ""
+    accepted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    digest: str = ""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code that the problems give."""
+        return worst(self.problems)
+
+    def document(self) -> dict[str, object]:
+        """The report as fixes.report prints it."""
+        body = asdict(self)
+        body["problems"] = [problem_document(problem) for problem in self.problems]
+        body["tool"] = __version__
+        body["exit"] = int(self.exit_code)
+        return body
+
+
 def start(verb: str, here: Session) -> Report:
     """A report that says what the run works on."""
     trees = [
-        TreeLine(
-            t.target, t.version or "of unknown version", t.distribution, str(t.site), t.layout
-        )
+        TreeLine(t.target, t.version or "of unknown version", t.distribution, str(t.site), t.layout)
         for t in here.trees
     ]
     return Report(verb, here.lock.profile, trees)
@@ -72,13 +136,10 @@ def add_verification(report: Report, plan: Plan, found: Verification) -> None:
     mark_unproven(report, found.unproven)
 
 
-def mark_unproven(report: Report, unproven: Collection[str]) -> None:
+def mark_unproven(report: Report, unproven: Mapping[str, str]) -> None:
     """Say of which fixes the probe could not tell here, under a condition they declare."""
-    reasons = unproven if isinstance(unproven, dict) else dict.fromkeys(unproven, "")
     report.fixes = [
-        replace(line, detail=f"unproven here: {reasons[line.id]}".rstrip(": "))
-        if line.id in reasons
-        else line
+        replace(line, detail=f"unproven here: {unproven[line.id]}") if line.id in unproven else line
         for line in report.fixes
     ]
 

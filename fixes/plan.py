@@ -104,9 +104,7 @@ def make(
         for path, pinned in files_known.items()
     }
     present = _present(lock, origins)
-    wanted = _in_order(
-        lock, (set(asked) | present | (recorded & set(lock.fixes))) - set(removed)
-    )
+    wanted = _in_order(lock, (set(asked) | present | (recorded & set(lock.fixes))) - set(removed))
     problems += _relations(lock, wanted)
     problems += _halves(lock, origins, present | set(wanted) | set(removed))
     files = []
@@ -234,9 +232,7 @@ _REINSTALL = "install the release again, then apply"
 
 
 class _StepError(Exception):
-    def __init__(
-        self, fix: Fix, error: hunks.HunkError | None, earlier: tuple[str, ...]
-    ) -> None:
+    def __init__(self, fix: Fix, error: hunks.HunkError | None, earlier: tuple[str, ...]) -> None:
         super().__init__(fix.id)
         self.fix = fix
         self.error = error

@@ -1,153 +1,102 @@
-"""The report of a run: one object, printed as text for people or as JSON for programs."""
+"""The report of a run, as a document: printed as text for people or as JSON for programs.
+
+Its keys are stable: docs/reports.md lists them. Everything that is printed goes through here.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TextIO
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
 from fixes import __version__
-from fixes.errors import ExitCode, Problem, worst
+from fixes.errors import ExitCode, Problem
+
+Document = Mapping[str, Any]
 
 _COLOURS = {"good": "32", "bad": "31", "quiet": "2"}
-_GOOD = {"applied", "already-applied", "already-upstream", "not-needed", "reverted"}
+_SHADES = {
+    "applied": "good",
+    "already-applied": "good",
+    "already-upstream": "good",
+    "not-needed": "good",
+    "reverted": "good",
+    "pending": "quiet",
+}
 
 
-@dataclass(frozen=True)
-class FixLine:
-    """One fix (or platform) and its verdict."""
-
-    id: str
-    verdict: str
-    detail: str = ""
-    files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class TreeLine:
-    """One target as it was found."""
-
-    target: str
-    version: str
-    distribution: str
-    path: str
-    layout: str
+def show(document: Document, *, as_json: bool, quiet: bool = False) -> ExitCode:
+    """Print a report, and its problems to standard error; give its exit code."""
+    if as_json:
+        emit(json.dumps(document, indent=2) + "\n")
+        return ExitCode(document["exit"])
+    if not quiet:
+        emit(text(document, wants_colour(sys.stdout)))
+    elif document["digest"]:
+        emit(f"digest sha256:{document['digest']}\n")
+    _complain(document["problems"])
+    return ExitCode(document["exit"])
 
 
-@dataclass(frozen=True)
-class FileLine:
-    """One file that fixes touch; hashes are sha256, empty where there is no file."""
-
-    path: str
-    verdict: str
-    now: str
-    wanted: str
-    offsets: tuple[int, ...] = ()
-
-
-@dataclass
-class Report:
-    """What a run found and did. Keys of the JSON form are stable."""
-
-    verb: str
-    profile: str = ""
-    trees: list[TreeLine] = field(default_factory=list)
-    fixes: list[FixLine] = field(default_factory=list)
-    files: list[FileLine] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    dry_run: bool = False
-    level: str = "none"
-    verification: str = ""
-    accepted: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    digest: str = ""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code that the problems give."""
-        return worst(self.problems)
-
-    def document(self) -> str:
-        """The report as one JSON document."""
-        body = asdict(self)
-        body["problems"] = [problem_document(problem) for problem in self.problems]
-        body["tool"] = __version__
-        body["exit"] = int(self.exit_code)
-        return json.dumps(body, indent=2) + "\n"
-
-    def text(self, colour: bool) -> str:
-        """The report for a person."""
-        lines = [
-            f"{tree.target} {tree.version} ({_owner(tree)}) in {tree.path}"
-            for tree in self.trees
-        ]
-        if self.profile:
-            lines.insert(0, f"vllm-fixes {__version__}, profile {self.profile}")
-        width = max([len(line.id) for line in self.fixes], default=0)
-        for line in self.fixes:
-            shade = "good" if line.verdict in _GOOD else "bad"
-            if line.verdict == "pending":
-                shade = "quiet"
-            detail = line.detail or ", ".join(line.files)
-            verdict = paint(f"{line.verdict:<16}", shade, colour)
-            lines.append(f"  {verdict} {line.id:<{width}}  {detail}".rstrip())
-        for file in self.files:
-            if any(file.offsets):
-                shifts = ", ".join(f"{shift:+d}" for shift in file.offsets)
-                lines.append(f"  {file.path}: hunks at offsets {shifts}")
-        lines += [f"accepted: {what}" for what in self.accepted]
-        lines += self.notes
-        if self.changed:
-            would = "would change" if self.dry_run else "changed"
-            lines.append(f"{would} {len(self.changed)} files: {', '.join(self.changed)}")
-        elif self.verb in ("apply", "revert") and not self.problems:
-            lines.append("nothing to change")
-        if self.verification:
-            lines.append(f"verified to {self.level}: {self.verification}")
-        if self.digest:
-            lines.append(f"digest sha256:{self.digest}")
-        return "\n".join(lines) + "\n"
-
-
-def _owner(tree: TreeLine) -> str:
-    return ", ".join(part for part in (tree.distribution, tree.layout) if part)
+def text(document: Document, colour: bool) -> str:
+    """A report for a person; its last line is the digest."""
+    lines = [f"vllm-fixes {__version__}, profile {document['profile']}"]
+    for tree in document["trees"]:
+        owner = ", ".join(filter(None, (tree["distribution"], tree["layout"])))
+        lines.append(f"{tree['target']} {tree['version']} ({owner}) in {tree['path']}")
+    fixes = document["fixes"]
+    width = max((len(fix["id"]) for fix in fixes), default=0)
+    for fix in fixes:
+        verdict = paint(f"{fix['verdict']:<16}", _SHADES.get(fix["verdict"], "bad"), colour)
+        detail = fix["detail"] or ", ".join(fix["files"])
+        lines.append(f"  {verdict} {fix['id']:<{width}}  {detail}".rstrip())
+    for file in document["files"]:
+        if any(file["offsets"]):
+            shifts = ", ".join(f"{shift:+d}" for shift in file["offsets"])
+            lines.append(f"  {file['path']}: hunks at offsets {shifts}")
+    lines += [f"accepted: {what}" for what in document["accepted"]]
+    lines += document["notes"]
+    changed = document["changed"]
+    if changed:
+        would = "would change" if document["dry_run"] else "changed"
+        lines.append(f"{would} {len(changed)} files: {', '.join(changed)}")
+    elif document["verb"] in ("apply", "revert") and not document["problems"]:
+        lines.append("nothing to change")
+    if document["verification"]:
+        lines.append(f"verified to {document['level']}: {document['verification']}")
+    if document["digest"]:
+        lines.append(f"digest sha256:{document['digest']}")
+    return "\n".join(lines) + "\n"
 
 
 def problem_document(problem: Problem) -> dict[str, object]:
-    """A problem with its code's name, for JSON."""
-    body = asdict(problem)
-    body["code"] = int(problem.code)
-    return body
+    """A problem as part of a document."""
+    return {
+        "code": int(problem.code),
+        "kind": problem.kind,
+        "what": problem.what,
+        "where": problem.where,
+        "hint": problem.hint,
+    }
 
 
-def show(report: Report, *, as_json: bool, quiet: bool = False) -> ExitCode:
-    """Print a report, and its problems to standard error; give the exit code."""
-    if as_json:
-        emit(report.document())
-        return report.exit_code
-    if not quiet:
-        emit(report.text(wants_colour(sys.stdout)))
-    elif report.digest:
-        emit(f"digest sha256:{report.digest}\n")
-    complain(report.problems)
-    return report.exit_code
-
-
-def complain(problems: Sequence[Problem], last: str = "") -> None:
+def complain(problems: Iterable[Problem], last: str = "") -> None:
     """Print problems to standard error: what, where, what to do."""
+    _complain([problem_document(problem) for problem in problems])
+    if last:
+        emit(f"{last}\n", sys.stderr)
+
+
+def _complain(problems: Iterable[Document]) -> None:
     colour = wants_colour(sys.stderr)
     for problem in problems:
-        place = f"{problem.where}: " if problem.where else ""
-        label = paint(f"{problem.kind}:", "bad", colour)
-        emit(f"{label} {place}{problem.what}\n", sys.stderr)
-        if problem.hint:
-            emit(f"  {problem.hint}\n", sys.stderr)
-    if problems and last:
-        emit(f"{last}\n", sys.stderr)
+        place = f"{problem['where']}: " if problem["where"] else ""
+        label = paint(f"{problem['kind']}:", "bad", colour)
+        emit(f"{label} {place}{problem['what']}\n", sys.stderr)
+        if problem["hint"]:
+            emit(f"  {problem['hint']}\n", sys.stderr)
 
 
 def emit(text: str, stream: TextIO | None = None) -> None:

@@ -10,7 +10,7 @@ from fixes import distribution, tree
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock, Need, Platform
-from fixes.report import FixLine
+from fixes.outcome import FixLine
 from fixes.session import Session
 
 
@@ -118,9 +118,7 @@ def _platform(bundle: str, platform: Platform, here: Session) -> Problem | FixLi
     if here.environment.executable is not None:
         signs += [match for pattern in platform.devices for match in glob.glob(pattern)]
     if signs:
-        what = (
-            f"{', '.join(signs)} shows {platform.name}, but {platform.package} is not installed"
-        )
+        what = f"{', '.join(signs)} shows {platform.name}, but {platform.package} is not installed"
         return Problem(ExitCode.NOT_FOUND, "target-not-found", what)
     return FixLine(platform.name, Need.NOT_NEEDED.value, f"no sign of {platform.name} here")
 

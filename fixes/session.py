@@ -63,10 +63,10 @@ class Look:
     interrupted: bool
 
     @property
-    def unproven(self) -> tuple[str, ...]:
-        """Fixes whose probe could not tell when the trees were verified."""
-        verified = (state.verified for state in self.states.values())
-        return tuple(name for item in verified if item for name in item.unproven)
+    def unproven(self) -> dict[str, str]:
+        """Fixes whose probe could not tell when the trees were verified, and why."""
+        verified = [state.verified for state in self.states.values() if state.verified]
+        return {name: why for item in verified for name, why in item.unproven.items()}
 
     @property
     def state(self) -> State | None:
@@ -146,9 +146,7 @@ def _profile(source: Catalogue, name: str, found: Tree) -> str:
         return name
     what = f"no profile for vLLM {found.version or 'of unknown version'}"
     hint = f"profiles: {', '.join(source.profiles())}"
-    raise FixesError(
-        Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint)
-    )
+    raise FixesError(Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint))
 
 
 def _gate(lock: Lock, found: Tree, accepted: str | None) -> None:
@@ -160,9 +158,7 @@ def _gate(lock: Lock, found: Tree, accepted: str | None) -> None:
     hint = "choose the profile of this release (`vllm-fixes list` shows them)"
     if accepted is not None:
         hint = f"--accept-version {accepted} does not name it exactly"
-    raise FixesError(
-        Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint)
-    )
+    raise FixesError(Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint))
 
 
 def look(session: Session) -> Look:
@@ -216,9 +212,7 @@ def _bytes(path: Path | None) -> bytes | None:
         return None
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise FixesError(
-            Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path))
-        ) from error
+        raise FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path))) from error
 
 
 def check_records(session: Session, found: Look, files: Sequence[FilePlan]) -> list[Problem]:

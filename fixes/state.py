@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 
 FORMAT = 1
@@ -54,9 +54,7 @@ class FixedFile:
         try:
             data = zlib.decompress(base64.b85decode(self.packed))
         except (ValueError, zlib.error) as error:
-            raise DamagedStateError(
-                f"the saved pre-image of {self.path} cannot be read"
-            ) from error
+            raise DamagedStateError(f"the saved pre-image of {self.path} cannot be read") from error
         if sha256(data) != self.pre:
             raise DamagedStateError(f"the saved pre-image of {self.path} has another sha256")
         return data
@@ -68,13 +66,13 @@ class Verified:
 
     ``fingerprint`` is over the lock, the digest, the Python version, the owning RECORD and
     the names and versions of the sibling distributions. ``unproven`` are the fixes whose
-    probe could not tell, for a condition that they declare.
+    probe could not tell, with the declared reason.
     """
 
     level: str
     fingerprint: str
     python: str
-    unproven: tuple[str, ...] = ()
+    unproven: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,11 @@ def load(data: bytes) -> State:
         if checksum != _checksum({**body, "format": FORMAT}):
             raise DamagedStateError("its checksum does not match its content")
         files = [
-            FixedFile(**{**entry, "fixes": tuple(entry["fixes"])})
-            for entry in body.pop("files")
+            FixedFile(**{**entry, "fixes": tuple(entry["fixes"])}) for entry in body.pop("files")
         ]
         verified = body.pop("verified")
         if verified is not None:
-            verified = Verified(**{**verified, "unproven": tuple(verified["unproven"])})
+            verified = Verified(**verified)
         for key in ("fixes", "accepted"):
             body[key] = tuple(body[key])
         return State(**body, files={file.path: file for file in files}, verified=verified)

@@ -44,7 +44,7 @@ class Verification:
 
 def earlier(found: Look, level: Level) -> Verification:
     """What a state says was reached on these very bytes, in this environment."""
-    return Verification(level, dict.fromkeys(found.unproven, ""), earlier=level > Level.BYTES)
+    return Verification(level, found.unproven, earlier=level > Level.BYTES)
 
 
 def run(here: Session, plan: Plan, level: Level) -> Verification:
@@ -85,9 +85,7 @@ def run(here: Session, plan: Plan, level: Level) -> Verification:
             given["answer"], "it gave no answer"
         )
         problems.append(
-            Problem(
-                ExitCode.VERIFICATION_FAILED, "probe", f"{verdict}: {given['reason']}", fix.id
-            )
+            Problem(ExitCode.VERIFICATION_FAILED, "probe", f"{verdict}: {given['reason']}", fix.id)
         )
     if problems:
         raise FixesError(*problems)
@@ -99,9 +97,7 @@ def _probe_request(catalogue: Catalogue, fix: Fix, probe: Probe) -> dict[str, st
     return {"id": fix.id, "source": source, "file": probe.source}
 
 
-def _modules(
-    trees: Sequence[Tree], plan: Plan, fixes: Sequence[Fix]
-) -> list[dict[str, object]]:
+def _modules(trees: Sequence[Tree], plan: Plan, fixes: Sequence[Fix]) -> list[dict[str, object]]:
     """Every touched module, with the names in it that must be the post-image's code."""
     names: dict[str, list[str]] = {}
     for fix in fixes:

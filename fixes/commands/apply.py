@@ -6,8 +6,8 @@ import argparse
 
 from fixes import cli, outcome, report, session
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.outcome import Report
 from fixes.plan import Plan, make
-from fixes.report import Report
 from fixes.selection import Selection, select
 from fixes.session import Look, Session
 from fixes.state import Level
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
             here, "apply", level, options.wait, lambda now: planned(here, now, chosen, options)
         )
     done.fixes += chosen.lines
-    return report.show(done, as_json=options.json, quiet=options.quiet)
+    return report.show(done.document(), as_json=options.json, quiet=options.quiet)
 
 
 def planned(here: Session, found: Look, chosen: Selection, options: argparse.Namespace) -> Plan:

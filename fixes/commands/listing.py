@@ -13,9 +13,7 @@ from fixes.lock import Lock
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     parser.add_argument("--profile", help="a profile; without it all are listed")
-    parser.add_argument(
-        "--profiles", type=Path, metavar="DIR", help="another folder of profiles"
-    )
+    parser.add_argument("--profiles", type=Path, metavar="DIR", help="another folder of profiles")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -25,9 +23,7 @@ def run(options: argparse.Namespace) -> int:
     names = [options.profile] if options.profile else source.profiles()
     locks = [source.lock(name) for name in names]
     if options.json:
-        report.emit(
-            json.dumps({"profiles": [_document(lock) for lock in locks]}, indent=2) + "\n"
-        )
+        report.emit(json.dumps({"profiles": [_document(lock) for lock in locks]}, indent=2) + "\n")
     else:
         report.emit("\n".join(_text(lock) for lock in locks))
     return 0

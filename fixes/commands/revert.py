@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         done = commit.carry_out(
             here, "revert", level, options.wait, lambda now: _planned(here, now, options)
         )
-    return report.show(done, as_json=options.json, quiet=options.quiet)
+    return report.show(done.document(), as_json=options.json, quiet=options.quiet)
 
 
 def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:

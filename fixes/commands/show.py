@@ -16,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     parser.add_argument("name", metavar="FIX")
     parser.add_argument("--profile", help="a profile; without it all that have the fix")
-    parser.add_argument(
-        "--profiles", type=Path, metavar="DIR", help="another folder of profiles"
-    )
+    parser.add_argument("--profiles", type=Path, metavar="DIR", help="another folder of profiles")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

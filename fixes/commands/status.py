@@ -7,8 +7,8 @@ import argparse
 from fixes import cli, outcome, report, session
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Need
+from fixes.outcome import FixLine
 from fixes.plan import Plan, make
-from fixes.report import FixLine
 from fixes.selection import select
 from fixes.session import Look, Session
 from fixes.state import Level
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if plan.wanted and not done.problems:
         done.verification = f"{len(outcome.fixed(plan))} files hashed"
     outcome.mark_unproven(done, found.unproven)
-    return report.show(done, as_json=options.json, quiet=options.quiet)
+    return report.show(done.document(), as_json=options.json, quiet=options.quiet)
 
 
 def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
@@ -61,9 +61,7 @@ def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
     if found.interrupted:
         what = "a run is under way or was interrupted"
         hint = "the next `apply` or `revert` finishes or rolls it back"
-        wrong.append(
-            Problem(ExitCode.MISMATCH, "interrupted", what, str(here.trees[0].home), hint)
-        )
+        wrong.append(Problem(ExitCode.MISMATCH, "interrupted", what, str(here.trees[0].home), hint))
     return wrong
 
 

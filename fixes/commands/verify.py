@@ -37,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
             done.problems.append(Problem(ExitCode.MISMATCH, "pending", what, hint=hint))
     if not chosen.lines and not plan.wanted and not done.problems:
         what = "no fix is in this tree"
-        done.problems.append(
-            Problem(ExitCode.MISMATCH, "pending", what, str(here.trees[0].site))
-        )
+        done.problems.append(Problem(ExitCode.MISMATCH, "pending", what, str(here.trees[0].site)))
     if options.expect_digest and options.expect_digest.removeprefix("sha256:") != done.digest:
         what = f"the digest is sha256:{done.digest}, not {options.expect_digest}"
         done.problems.append(Problem(ExitCode.DIGEST_DIFFERS, "digest", what))
@@ -50,4 +48,4 @@ def run(options: argparse.Namespace) -> int:
             done.problems += error.problems
         else:
             outcome.add_verification(done, plan, reached)
-    return report.show(done, as_json=options.json, quiet=options.quiet)
+    return report.show(done.document(), as_json=options.json, quiet=options.quiet)
