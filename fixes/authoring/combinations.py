@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from fixes.authoring.authored import Authored
-from fixes.authoring.images import Composer, Pristine, StepError, touched
+from fixes.authoring.images import Composer, Pristine, StepError, shifts, touched
 from fixes.errors import ExitCode, Problem
 from fixes.lock import PinnedFile, Step
 from fixes.state import sha256
@@ -29,6 +29,7 @@ class Combinations:
         self._pristine = pristine
         self._steps = steps
         self.problems: list[Problem] = []
+        self.notes: list[str] = []
         paths = {fix: touched(steps[fix]) for fix in steps}
         every = sorted({path for found in paths.values() for path in found})
         self.files = {
@@ -39,11 +40,13 @@ class Combinations:
         sets = self._sets(fixes)
         images = self._pristine.images(path)
         post: dict[tuple[str, tuple[str, ...]], str] = {}
-        contents: dict[str, bytes | None] = {pre: data for pre, (data, _) in images.items()}
-        for pre, data in (contents or {"": None}).items():
+        found: list[tuple[str, bytes | None, str]] = [
+            (pre, data, ", ".join(wheels)) for pre, (data, wheels) in images.items()
+        ]
+        for pre, data, wheels in found or [("", None, "a tree without it")]:
             composer = Composer(path, data, self._steps)
-            for fixes_of, made in self._posts(composer, sets).items():
-                post[pre, fixes_of] = made
+            for made, sha in self._posts(composer, sets, wheels).items():
+                post[pre, made] = sha
         pristine = {pre: tuple(sorted(wheels)) for pre, (_, wheels) in sorted(images.items())}
         return PinnedFile(path.partition("/")[0], path, pristine, post)
 
@@ -62,7 +65,7 @@ class Combinations:
         return sorted(prefixes, key=lambda found: (len(found), found))
 
     def _posts(
-        self, composer: Composer, sets: Sequence[tuple[str, ...]]
+        self, composer: Composer, sets: Sequence[tuple[str, ...]], wheels: str
     ) -> dict[tuple[str, ...], str]:
         """The sha256 of each set's post-image. A set that holds a failed one is left out."""
         posts: dict[tuple[str, ...], str] = {}
@@ -70,52 +73,56 @@ class Combinations:
         for fixes in sets:
             if any(bad <= set(fixes) for bad in failed):
                 continue
-            found = self._faults(composer, fixes)
-            if found:
+            problems = self._problems(composer, fixes, wheels)
+            if problems:
                 failed.append(set(fixes))
-                self.problems += (problem for problem in found if problem not in self.problems)
-            else:
-                posts[fixes] = sha256(composer.compose(fixes) or b"")
+                self.problems += problems
+                continue
+            posts[fixes] = sha256(composer.compose(fixes) or b"")
+            alone = set(fixes) <= set(self._authored.closure(fixes[-1]))
+            if alone and (away := shifts(composer.offsets(fixes))):
+                self.notes.append(f"{fixes[-1]}: {composer.path} of {wheels}: {away}")
         return posts
 
-    def _faults(self, composer: Composer, fixes: tuple[str, ...]) -> list[Problem]:
-        together = " together with " if len(fixes) > 1 else ""
+    def _problems(self, composer: Composer, fixes: tuple[str, ...], wheels: str) -> list[Problem]:
+        """What is wrong with one set on one pre-image."""
+        names = " and ".join(fixes)
+
+        def problem(kind: str, what: str, hint: str = "") -> Problem:
+            return Problem(ExitCode.MISMATCH, kind, what, composer.path, hint)
+
         try:
             data = composer.compose(fixes)
         except StepError as error:
-            rest = ", ".join(fix for fix in fixes if fix != error.fix)
-            hint = "make one require the other, or declare the conflict" if rest else ""
+            hint = "make one require the other, or declare the conflict"
             return [
-                Problem(
-                    ExitCode.MISMATCH,
-                    "conflict" if rest else kind,
-                    f"{error.fix}{together}{rest} does not apply: {what}",
-                    composer.path,
-                    hint,
-                )
+                problem(kind, f"{names} does not apply to {wheels}: {what}")
+                if len(fixes) == 1
+                else problem("conflict", f"{names} do not go together: {what}", hint)
                 for kind, what in error.faults
             ]
-        names = ", ".join(fixes)
         if data is not None and (fault := _syntax_fault(composer.path, data)):
-            what = f"the post-image of {names} is not Python: {fault}"
-            return [Problem(ExitCode.MISMATCH, "bad-syntax", what, composer.path)]
-        problems = []
-        for fix in fixes:
-            rest_of = tuple(other for other in fixes if other != fix)
-            if any(fix in self._authored.fixes[other].requires for other in rest_of):
-                continue
-            try:
-                fault = (
-                    "" if composer.without(fixes, fix) == composer.compose(rest_of) else "differs"
-                )
-            except StepError as error:
-                fault = str(error)
-            if fault:
-                what = f"taking {fix} back from {names} does not give the rest: {fault}"
-                hint = "give the diff more context"
-                problem = Problem(ExitCode.MISMATCH, "not-reversible", what, composer.path, hint)
-                problems.append(problem)
-        return problems
+            return [problem("bad-syntax", f"with {names} it is not Python: {fault}")]
+        return [
+            problem(
+                "not-reversible",
+                f"taking {fix} back from {names} does not give what it was: {fault}",
+                "give the diff more context",
+            )
+            for fix in fixes
+            if (fault := self._reverse_fault(composer, fixes, fix))
+        ]
+
+    def _reverse_fault(self, composer: Composer, fixes: tuple[str, ...], fix: str) -> str:
+        """Why one fix cannot be taken back from a set exactly, or nothing."""
+        rest = tuple(other for other in fixes if other != fix)
+        if any(fix in self._authored.fixes[other].requires for other in rest):
+            return ""
+        try:
+            same = composer.without(fixes, fix) == composer.compose(rest)
+        except StepError as error:
+            return str(error)
+        return "" if same else "the bytes differ"
 
 
 def _syntax_fault(path: str, data: bytes) -> str:

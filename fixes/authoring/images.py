@@ -58,16 +58,16 @@ class StepError(Exception):
         )
 
 
-def apply_change(data: bytes | None, change: FileChange, fix: str) -> bytes:
+def apply_change(data: bytes | None, change: FileChange, fix: str) -> hunks.Applied:
     """A file's bytes (None for no file) after one change. Raises StepError."""
     if change.content is not None:
         if data is not None:
             raise StepError(fix, [("exists", "adds a file that is there already")])
-        return change.content
+        return hunks.Applied(change.content, ())
     if data is None:
         raise StepError(fix, [("missing", "changes a file that is not there")])
     try:
-        return hunks.apply(data, change.hunks).data
+        return hunks.apply(data, change.hunks)
     except hunks.HunkError as error:
         raise StepError(fix, [(f.kind, str(f)) for f in error.failures]) from None
 
@@ -78,8 +78,14 @@ def undo_change(data: bytes | None, change: FileChange, fix: str) -> bytes | Non
         if data != change.content:
             raise StepError(fix, [("not-reversible", "is not the file that was added")])
         return None
-    return apply_change(
-        data, FileChange(change.target, change.path, hunks.reverse(change.hunks)), fix
+    back = FileChange(change.target, change.path, hunks.reverse(change.hunks))
+    return apply_change(data, back, fix).data
+
+
+def shifts(offsets: Sequence[int]) -> str:
+    """Which hunks are how many lines away from where they were recorded, if any."""
+    return ", ".join(
+        f"hunk {at} is {offset:+} lines away" for at, offset in enumerate(offsets, 1) if offset
     )
 
 
@@ -89,6 +95,7 @@ class Composer:
     def __init__(self, path: str, pristine: bytes | None, steps: Mapping[str, Sequence[Step]]):
         self.path = path
         self._made: dict[tuple[str, ...], bytes | None] = {(): pristine}
+        self._offsets: dict[tuple[str, ...], tuple[int, ...]] = {(): ()}
         self._changes = {
             fix: [c for step in made for c in step.changes if c.path == path]
             for fix, made in steps.items()
@@ -98,10 +105,17 @@ class Composer:
         """The file with some fixes, given in the order of application. Raises StepError."""
         if fixes not in self._made:
             data = self.compose(fixes[:-1])
+            offsets: tuple[int, ...] = ()
             for change in self._changes[fixes[-1]]:
-                data = apply_change(data, change, fixes[-1])
-            self._made[fixes] = data
+                applied = apply_change(data, change, fixes[-1])
+                data, offsets = applied.data, offsets + applied.offsets
+            self._made[fixes], self._offsets[fixes] = data, offsets
         return self._made[fixes]
+
+    def offsets(self, fixes: tuple[str, ...]) -> tuple[int, ...]:
+        """How far away the last fix's hunks apply behind the others. Raises StepError."""
+        self.compose(fixes)
+        return self._offsets[fixes]
 
     def without(self, fixes: tuple[str, ...], fix: str) -> bytes | None:
         """The file with some fixes, and then one of them taken back. Raises StepError."""

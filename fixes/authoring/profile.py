@@ -83,14 +83,13 @@ def _wheels(target: str, table: Table) -> tuple[str, ...]:
 
 
 def _is_pinned(text: str) -> bool:
+    """Whether a requirement is ``name==version`` and no more."""
     try:
-        requirement = Requirement(text)
-    except InvalidRequirement:
+        name = Requirement(text).name
+        Version(text.removeprefix(f"{name}=="))
+    except (InvalidRequirement, InvalidVersion):
         return False
-    pins = [(spec.operator, spec.version) for spec in requirement.specifier]
-    return [operator for operator, _ in pins] == [
-        "=="
-    ] and text == f"{requirement.name}=={pins[0][1]}"
+    return text.startswith(f"{name}==")
 
 
 def _entry(fix: str, table: Table, release: str) -> Entry:

@@ -9,7 +9,7 @@ from fixes import edits, hunks, syntax
 from fixes.authoring import diffs, toml
 from fixes.authoring.authored import Authored
 from fixes.authoring.combinations import Combinations
-from fixes.authoring.images import Draft, Pristine, StepError, apply_change
+from fixes.authoring.images import Draft, Pristine, StepError, apply_change, shifts
 from fixes.authoring.wheels import Wheel
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Step
@@ -59,7 +59,7 @@ def resolve(
         bundles=authored.profile.bundles,
         platforms=authored.profile.platforms,
     )
-    return Resolved(lock, tuple(made.notes))
+    return Resolved(lock, (*made.notes, *found.notes))
 
 
 def _fix(
@@ -163,17 +163,16 @@ class _Steps:
             else:
                 change = FileChange(target, file.path, file.hunks)
             try:
-                pre = draft.read(file.path)
-                draft.write(file.path, apply_change(pre, change, fix))
+                applied = apply_change(draft.read(file.path), change, fix)
             except StepError as error:
                 problems += error.problems(f"{source}: {file.path}")
                 continue
-            offsets = hunks.apply(pre or b"", change.hunks).offsets
-            if any(offsets):
-                self.notes.append(f"{source}: {file.path}: lines are {offsets} lines away")
+            draft.write(file.path, applied.data)
+            if away := shifts(applied.offsets):
+                self.notes.append(f"{source}: {file.path}: {away}")
             moved = (
                 hunks.Hunk(hunk.line + offset, hunk.old, hunk.new)
-                for hunk, offset in zip(change.hunks, offsets, strict=True)
+                for hunk, offset in zip(change.hunks, applied.offsets, strict=True)
             )
             changes.append(replace(change, hunks=tuple(moved)))
         if problems:
