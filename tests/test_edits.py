@@ -527,7 +527,7 @@ def test_parse_edits_names_everything_that_is_wrong() -> None:
         "edit[14].alternatives[0].op",
         "edit[14].alternatives[1].op",
         "edit[14].alternatives[2].name",
-        "edit[15].alternatives",
+        "edit[15].alternatives[1].name",
         "edit[15].alternatives[1].after",
         "edit[16].anchor",
         "edit[17].anchor",
