@@ -12,10 +12,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fixes import paths
 from fixes.errors import ExitCode, FixesError, Problem
-from fixes.lock import Lock
-from fixes.lockfile import load, path_fault
+
+if TYPE_CHECKING:
+    from fixes.lock import Lock
 
 _PACKAGE = Path(__file__).parent
 #: Set where the package is imported from a zip file: the path of that file.
@@ -40,7 +43,7 @@ class Catalogue:
 
         Raises OSError if it cannot be read, ValueError if the path is not inside the root.
         """
-        if fault := path_fault(name):
+        if fault := paths.fault(name):
             raise ValueError(f"{name}: {fault}")
         path = self.root / name
         return _read(str(path)) if self.zipped else path.read_bytes()
@@ -76,6 +79,8 @@ class Catalogue:
             data = self.read(name)
         except (OSError, ValueError):
             raise FixesError(self.no_lock(profile)) from None
+        from fixes.lockfile import load
+
         lock = load(data, name)
         if lock.profile != profile:
             what = f"is the lock of profile {lock.profile}"

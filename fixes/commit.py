@@ -8,50 +8,62 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fixes import __version__, bytecode, flock, outcome, record, report, session, verify
+from fixes.digest import sha256
 from fixes.errors import ExitCode, FixesError
-from fixes.outcome import Report
+from fixes.outcome import FixLine, Report
 from fixes.plan import FilePlan, Plan
 from fixes.session import Look, Session
-from fixes.state import FixedFile, Level, State, Verified, dump, pack, sha256
+from fixes.state import FixedFile, Level, State, Verified, dump, pack
 from fixes.transaction import Change, Transaction, fresh_mtime, pending, recover
 from fixes.tree import Tree
-from fixes.verify import Verification, earlier
+from fixes.verify import Verification
 
 
-def carry_out(
-    here: Session, verb: str, level: Level, wait: float, plan_for: Callable[[Look], Plan]
-) -> Report:
+@dataclass(frozen=True)
+class Order:
+    """What a run was told: the verb, the level to verify to, seconds to wait for the lock, the
+    names as given, and the report lines for those that need nothing done.
+    """
+
+    verb: str
+    level: Level
+    wait: float
+    names: tuple[str, ...] = ()
+    lines: tuple[FixLine, ...] = ()
+
+
+def carry_out(here: Session, order: Order, plan_for: Callable[[Look], Plan]) -> Report:
     """Make the trees what ``plan_for`` says of a look at them, verify, and report.
 
     Raises FixesError: CANNOT_WRITE, LOCKED, UNRECOVERABLE, VERIFICATION_FAILED (rolled back),
     and whatever ``plan_for`` raises.
     """
-    done = outcome.start(verb, here)
+    done = outcome.start(order.verb, here)
     homes = [item.home for item in here.trees]
 
     def waiting() -> None:
         report.emit("waiting for another run on this tree\n", sys.stderr)
 
-    with flock.held(homes, wait, waiting):
+    with flock.held(homes, order.wait, waiting):
         for home in homes:
             if pending(home) and recover(home).rolled_back:
                 done.notes.append("an interrupted run was found and rolled back")
         found = session.look(here)
         plan = plan_for(found)
         outcome.add_plan(done, here, plan, done=True)
+        done.fixes += order.lines
         if plan.writes:
-            reached = _write(here, found, plan, level)
+            _write(here, found, plan, order, done)
         else:
-            reached = _settle(here, found, plan, level, done)
-    outcome.add_verification(done, plan, reached)
+            _settle(here, found, plan, order, done)
     return done
 
 
-def _write(here: Session, found: Look, plan: Plan, level: Level) -> Verification:
+def _write(here: Session, found: Look, plan: Plan, order: Order, done: Report) -> None:
     """Write files, RECORD and state; verify; make it final or put everything back."""
     records = _records(here, found, plan)
     states = _states(here, found, plan)
@@ -59,42 +71,62 @@ def _write(here: Session, found: Look, plan: Plan, level: Level) -> Verification
     changes += _book_changes(here, found, records, states)
     with Transaction(here.trees[0].home, changes) as transaction:
         transaction.commit()
-        reached = verify.run(here, plan, level)
+        reached = verify.run(here, plan, order.level)
+        outcome.add_verification(done, plan, reached)
+        final = _proven(here, found, records, states, reached, order, done)
         for item in here.trees:
-            state = states[item.target]
+            state = final[item.target]
             if state is not None:
-                verified = _verified(here, found, records, plan, reached)
-                transaction.amend(item.state, dump(replace(state, verified=verified)))
+                transaction.amend(item.state, dump(state))
         transaction.finish()
-    return reached
 
 
-def _settle(here: Session, found: Look, plan: Plan, level: Level, done: Report) -> Verification:
+def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) -> None:
     """The files are right. Verify if need be, then bring state and RECORD up to date."""
     settled = session.recorded(here, found, plan)
-    before = session.reached(here, found, done.digest) if settled else Level.NONE
-    if before >= level:
-        return earlier(found, level)
-    reached = verify.run(here, plan, level)
+    if settled and session.reached(here, found, done.digest) >= order.level:
+        outcome.add_verification(done, plan, verify.earlier(found, order.level))
+        return
+    reached = verify.run(here, plan, order.level)
+    outcome.add_verification(done, plan, reached)
     records = _records(here, found, plan)
-    verified = _verified(here, found, records, plan, reached)
-    states = {
-        target: state and replace(state, verified=verified)
-        for target, state in _states(here, found, plan).items()
-    }
-    changes = _book_changes(here, found, records, states)
+    states = _states(here, found, plan)
+    final = _proven(here, found, records, states, reached, order, done)
     try:
-        with Transaction(here.trees[0].home, changes) as transaction:
+        with Transaction(
+            here.trees[0].home, _book_changes(here, found, records, final)
+        ) as transaction:
             transaction.commit()
             transaction.finish()
     except FixesError as error:
-        # The files are right and proven: that they cannot be written is no fault here, unless
+        # The files are right and proven: that this cannot be written down is no fault, unless
         # RECORD is what is wrong.
         wrong = session.check_records(here, found, plan.files)
         if error.exit_code is not ExitCode.CANNOT_WRITE or wrong:
             raise
         done.notes.append(f"the result was not recorded: {error.problems[0].kind}")
-    return reached
+
+
+def _proven(
+    here: Session,
+    found: Look,
+    records: Mapping[str, bytes | None],
+    states: Mapping[str, State | None],
+    reached: Verification,
+    order: Order,
+    done: Report,
+) -> dict[str, State | None]:
+    """The states with what was reached, and the answer for a run that is asked the same."""
+    after = replace(found, records=dict(records))
+    mark = session.fingerprint(here, after, done.digest)
+    verified = Verified(reached.level.word, mark, here.environment.version, dict(reached.unproven))
+    answer = None
+    if order.verb == "apply" and len(here.trees) == 1:
+        answer = {"names": list(order.names), "report": outcome.again(done)}
+    return {
+        target: state and replace(state, verified=verified, answer=answer)
+        for target, state in states.items()
+    }
 
 
 def _file_changes(here: Session, file: FilePlan) -> list[Change]:
@@ -218,23 +250,11 @@ def _saved(found: Look, item: Tree, file: FilePlan) -> FixedFile:
         line = None
         original = _original_line(found, item, file, data) if data is not None else None
         if data is not None and original is not None:
-            listed = record.entry(record.rewrite(data, {file.path: original}), file.path)
-            line = (listed or b"").decode("utf-8", "surrogateescape")
+            told = record.told(record.rewrite(data, {file.path: original}), file.path)
+            line = (told or b"").decode("utf-8", "surrogateescape")
         pristine = file.pristine()
         packed = pack(pristine) if pristine is not None else ""
     return FixedFile(file.path, file.pre, file.post, file.wanted, line, packed)
-
-
-def _verified(
-    here: Session,
-    found: Look,
-    records: Mapping[str, bytes | None],
-    plan: Plan,
-    reached: Verification,
-) -> Verified:
-    after = replace(found, records=dict(records))
-    mark = session.fingerprint(here, after, plan.digest(here.releases))
-    return Verified(reached.level.word, mark, here.environment.version, reached.unproven)
 
 
 def _of(item: Tree, plan: Plan) -> list[FilePlan]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 
+from fixes import paths
 from fixes.errors import FixesError
 from fixes.fields import Document, Table
 from fixes.hunks import Hunk
@@ -32,15 +33,6 @@ from fixes.lock import (
 
 NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def path_fault(path: str) -> str:
-    """Why a path must not be used, or nothing: it has to be relative, plain and POSIX."""
-    if not path or "\0" in path or "\\" in path:
-        return "is no POSIX path"
-    if path.startswith("/") or any(part in ("", ".", "..") for part in path.split("/")):
-        return "must be relative, without '.' and '..'"
-    return ""
 
 
 def load(data: bytes, where: str) -> Lock:
@@ -123,7 +115,7 @@ class _Reader:
 
     def _file(self, path: str, table: Table) -> PinnedFile:
         target = table.string("target")
-        if fault := path_fault(path):
+        if fault := paths.fault(path):
             table.fail("", fault)
         elif not (target.isidentifier() and path.startswith(f"{target}/")):
             table.fail("", f"is not under {target}/, its target's package")
@@ -290,7 +282,7 @@ def _hash(table: Table, key: str) -> str:
 def _hashes(table: Table) -> dict[str, str]:
     """A table of file names and their sha256."""
     for name in table:
-        if fault := path_fault(name):
+        if fault := paths.fault(name):
             table.fail(name, fault)
     return {name: _hash(table, name) for name in table}
 

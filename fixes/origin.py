@@ -12,8 +12,9 @@ from enum import Enum
 from functools import partial
 
 from fixes import hunks
+from fixes.digest import sha256
 from fixes.lock import FileChange, Fix, Lock, PinnedFile
-from fixes.state import State, sha256
+from fixes.state import State
 
 
 class FileVerdict(str, Enum):

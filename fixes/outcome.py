@@ -123,10 +123,8 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
 def add_verification(report: Report, plan: Plan, found: Verification) -> None:
     """Add the level that this run reached, and the probes that could not tell."""
     report.level = found.level.word
-    report.verification = f"{len(fixed(plan))} files hashed, RECORD agrees"
-    if found.earlier:
-        report.verification += f"; {found.level.word} was reached before, in this environment"
-    elif found.level >= Level.IMPORT:
+    report.verification = _verification(len(fixed(plan)), found.level, earlier=found.earlier)
+    if found.level >= Level.IMPORT and not found.earlier:
         report.verification += f"; modules imported in {found.import_s:.1f} s"
     if found.probes:
         passed = found.probes - len(found.unproven)
@@ -134,6 +132,35 @@ def add_verification(report: Report, plan: Plan, found: Verification) -> None:
             f"; {passed} of {found.probes} probes passed in {found.probes_s:.1f} s"
         )
     mark_unproven(report, found.unproven)
+
+
+def again(report: Report) -> dict[str, object]:
+    """What a run that is asked the same will say while nothing changes."""
+    fixes = [
+        replace(line, verdict="already-applied") if line.verdict == "applied" else line
+        for line in report.fixes
+    ]
+    fixed_paths = {path for line in fixes for path in line.files}
+    files = [
+        replace(file, verdict="applied", now=file.wanted) if file.path in fixed_paths else file
+        for file in report.files
+    ]
+    count = sum(file.path in fixed_paths for file in files)
+    return replace(
+        report,
+        fixes=fixes,
+        files=files,
+        changed=[],
+        notes=[],
+        verification=_verification(count, Level[report.level.upper()], earlier=True),
+    ).document()
+
+
+def _verification(files: int, level: Level, *, earlier: bool) -> str:
+    text = f"{files} files hashed, RECORD agrees"
+    if earlier and level > Level.BYTES:
+        text += f"; {level.word} was reached before, in this environment"
+    return text
 
 
 def mark_unproven(report: Report, unproven: Mapping[str, str]) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from fixes import hunks, origin
+from fixes.digest import of_fixes, sha256
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Fix, Lock, Need, PinnedFile
 from fixes.origin import FileVerdict, Origin, paths_of
-from fixes.state import DamagedStateError, FixedFile, State, sha256
+from fixes.state import DamagedStateError, FixedFile, State
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,9 @@ class Plan:
         return tuple(file for file in self.files if file.changes)
 
     def digest(self, releases: Mapping[str, str]) -> str:
-        """sha256 over the fixed files and each target's public release.
-
-        Equal on two nodes exactly when these are equal; it says nothing about other files.
-        """
-        lines = [f"{target} {release}\n" for target, release in sorted(releases.items())]
-        fixed = sorted((f.target, f.path, f.post) for f in self.files if f.wanted)
-        lines += [f"{target} {path} {post}\n" for target, path, post in fixed]
-        return sha256("".join(lines).encode())
+        """The digest of the fixed files and each target's public release."""
+        fixed = ((file.target, file.path, file.post) for file in self.files if file.wanted)
+        return of_fixes(fixed, releases)
 
 
 def make(

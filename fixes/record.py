@@ -40,6 +40,12 @@ def entry(data: bytes, path: str) -> bytes | None:
     return data[start : len(data) if end < 0 else end].removesuffix(b"\r")
 
 
+def told(data: bytes, path: str) -> bytes | None:
+    """What the line of a path says after the path, byte for byte; None if it is not listed."""
+    line = entry(data, path)
+    return None if line is None else _rest(line)
+
+
 def matches(data: bytes, path: str, sha256: str, size: int) -> bool:
     """Whether the line of a path agrees with a file's hash and size, as far as it gives them.
 
@@ -55,18 +61,18 @@ def matches(data: bytes, path: str, sha256: str, size: int) -> bool:
 
 def rewrite(
     data: bytes,
-    changes: Mapping[str, tuple[str, int] | None],
+    changes: Mapping[str, tuple[str, int] | bytes | None],
     unhashed: Iterable[str] = (),
 ) -> bytes:
     """RECORD with the lines of some paths changed, removed (None) or added.
 
-    ``changes`` maps paths to sha256 (hex) and size; ``unhashed`` are paths to list without
+    ``changes`` maps paths to sha256 (hex) and size, or to what ``told`` said; ``unhashed`` are paths to list without
     them (bytecode). New lines come before RECORD's own line, else last; removing them again
     gives the old bytes.
     """
     wanted: dict[bytes, bytes | None] = {os.fsencode(path): b",," for path in unhashed}
     for path, content in changes.items():
-        wanted[os.fsencode(path)] = content and _content(*content)
+        wanted[os.fsencode(path)] = _content(*content) if isinstance(content, tuple) else content
     old = _lines(data)
     kept = []
     missing = dict(wanted)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fixes import catalogue, environment, record, transaction, tree
 from fixes.catalogue import Catalogue
+from fixes.digest import of_surroundings
 from fixes.environment import Environment
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock
@@ -287,14 +288,11 @@ def reached(session: Session, found: Look, digest: str) -> Level:
 
 
 def fingerprint(session: Session, found: Look, digest: str) -> str:
-    """What an already verified tree must still be, for its level to be believed.
-
-    The lock, the digest, the Python version, the owning RECORDs, and the names and versions
-    of the distributions beside them.
-    """
-    from fixes.state import sha256
-
-    parts = [session.lock.digest, digest, session.environment.version]
-    parts += [sha256(found.records[item.target] or b"") for item in session.trees]
-    parts += tree.siblings(session.trees[0], session.environment)
-    return sha256("\n".join(parts).encode(errors="surrogateescape"))
+    """What an already verified tree must still be, for its level to be believed."""
+    return of_surroundings(
+        session.lock.digest,
+        digest,
+        session.environment.version,
+        [found.records[item.target] or b"" for item in session.trees],
+        tree.siblings(session.trees[0], session.environment),
+    )

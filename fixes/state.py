@@ -7,11 +7,13 @@ hashes the files again, and a state that is missing or damaged is made anew from
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import zlib
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
+from typing import Any
+
+from fixes.digest import of_document, sha256
 
 FORMAT = 1
 
@@ -37,7 +39,7 @@ class DamagedStateError(Exception):
 @dataclass(frozen=True)
 class FixedFile:
     """One file that fixes changed. ``pre`` and ``post`` are sha256; ``pre`` is empty for a file
-    that was added. ``record`` is the file's original RECORD line, None if it had none.
+    that was added. ``record`` is what its RECORD line said, None if it had none.
     """
 
     path: str
@@ -77,7 +79,11 @@ class Verified:
 
 @dataclass(frozen=True)
 class State:
-    """What is applied to one tree."""
+    """What is applied to one tree.
+
+    ``answer`` is the report of the run that wrote this, with the names it was asked for: the
+    next run that is asked the same may give it again (``fixes/recall.py``).
+    """
 
     tool: str
     profile: str
@@ -89,11 +95,7 @@ class State:
     digest: str
     accepted: tuple[str, ...] = ()
     verified: Verified | None = None
-
-
-def sha256(data: bytes) -> str:
-    """The sha256 of ``data`` as hexadecimal text."""
-    return hashlib.sha256(data).hexdigest()
+    answer: dict[str, Any] | None = None
 
 
 def pack(data: bytes) -> str:
@@ -106,7 +108,7 @@ def dump(state: State) -> bytes:
     body = asdict(state)
     body["files"] = [asdict(file) for file in state.files.values()]
     body["format"] = FORMAT
-    body["checksum"] = _checksum(body)
+    body["checksum"] = of_document(body)
     return json.dumps(body, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
@@ -117,7 +119,7 @@ def load(data: bytes) -> State:
         checksum = body.pop("checksum")
         if body.pop("format") != FORMAT:
             raise DamagedStateError("it has another format")
-        if checksum != _checksum({**body, "format": FORMAT}):
+        if checksum != of_document({**body, "format": FORMAT}):
             raise DamagedStateError("its checksum does not match its content")
         files = [
             FixedFile(**{**entry, "fixes": tuple(entry["fixes"])}) for entry in body.pop("files")
@@ -130,7 +132,3 @@ def load(data: bytes) -> State:
         return State(**body, files={file.path: file for file in files}, verified=verified)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedStateError("it is not a state that this tool wrote") from error
-
-
-def _checksum(body: dict[str, object]) -> str:
-    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii"))

@@ -7,11 +7,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixes.digest import sha256
 from fixes.hunks import Hunk
 from fixes.lock import FileChange, Fix, Lock, Need, PinnedFile, Probe, Step
 from fixes.origin import FileVerdict
 from fixes.plan import Plan, make
-from fixes.state import FixedFile, State, pack, sha256
+from fixes.state import FixedFile, State, pack
 
 ONE, TWO, NEW = "vllm/one.py", "vllm/two.py", "vllm/new.py"
 PRISTINE = {

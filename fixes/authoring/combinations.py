@@ -14,9 +14,9 @@ from itertools import combinations
 
 from fixes.authoring.authored import Authored
 from fixes.authoring.images import Composer, Pristine, StepError, shifts, touched
+from fixes.digest import sha256
 from fixes.errors import ExitCode, Problem
 from fixes.lock import PinnedFile, Step
-from fixes.state import sha256
 
 
 class Combinations:

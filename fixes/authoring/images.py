@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fixes import hunks
 from fixes.authoring.wheels import Wheel
+from fixes.digest import sha256
 from fixes.errors import ExitCode, Problem
 from fixes.lock import FileChange, Step
-from fixes.state import sha256
 
 
 class Pristine:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fixes import cli, outcome, report, session
-from fixes.errors import ExitCode, FixesError, Problem
-from fixes.outcome import Report
-from fixes.plan import Plan, make
-from fixes.selection import Selection, select
-from fixes.session import Look, Session
-from fixes.state import Level
-from fixes.verify import earlier
+from fixes import cli, recall, report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,57 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Apply the named fixes and verify them. The exit code is the verdict."""
-    here = session.open_session(options)
-    level = session.wanted_level(here, options.verify, options.accept_version)
-    chosen = select(options.names, here)
-    found = session.look(here)
-    done = None
-    if not found.interrupted or options.dry_run:
-        plan = planned(here, found, chosen, options)
-        done = _nothing_to_do(here, found, plan, level, options.dry_run)
-    if done is None:
-        from fixes import commit
+    document = recall.answer(options)
+    if document is None:
+        from fixes import application
 
-        done = commit.carry_out(
-            here, "apply", level, options.wait, lambda now: planned(here, now, chosen, options)
-        )
-    done.fixes += chosen.lines
-    return report.show(done.document(), as_json=options.json, quiet=options.quiet)
-
-
-def planned(here: Session, found: Look, chosen: Selection, options: argparse.Namespace) -> Plan:
-    """The plan for a look at the disk. Raises FixesError with every problem that it has."""
-    plan = make(
-        here.lock, chosen.fixes, found.seen, found.state, foreign_allowed=options.allow_foreign
-    )
-    problems = [*chosen.problems, *plan.problems]
-    digest = plan.digest(here.releases)
-    wanted = (options.expect_digest or digest).removeprefix("sha256:")
-    if wanted != digest:
-        what = f"the digest would be sha256:{digest}, not sha256:{wanted}"
-        problems.append(Problem(ExitCode.DIGEST_DIFFERS, "digest", what))
-    for path in sorted(set(options.allow_foreign) - set(here.lock.files)):
-        what = f"--allow-foreign {path}: no fix touches this file"
-        problems.append(Problem(ExitCode.USAGE, "usage", what))
-    if problems:
-        raise FixesError(*problems)
-    return plan
-
-
-def _nothing_to_do(
-    here: Session, found: Look, plan: Plan, level: Level, dry_run: bool
-) -> Report | None:
-    """The report of a dry run, or of one where all is in and verified; else None."""
-    done = outcome.start("apply", here)
-    if dry_run:
-        done.dry_run = True
-        return outcome.add_plan(done, here, plan, done=False)
-    if plan.writes or not session.recorded(here, found, plan):
-        return None
-    digest = plan.digest(here.releases)
-    before = session.reached(here, found, digest)
-    if before < level:
-        return None
-    outcome.add_plan(done, here, plan, done=True)
-    outcome.add_verification(done, plan, earlier(found, level))
-    return done
+        document = application.run(options).document()
+    return report.show(document, as_json=options.json, quiet=options.quiet)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from fixes import cli, report, session
-from fixes.commands.apply import planned
+from fixes.application import planned
 from fixes.plan import FilePlan
 from fixes.selection import select
 

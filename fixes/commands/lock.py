@@ -74,6 +74,8 @@ def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, 
             hashes = {wheel.requirement: wheel.sha256 for of in targets.values() for wheel in of}
             answers = probing.recorded(authored, hashes, _loaded(old, path))
         resolved = resolve(authored, targets, answers)
+    if problems := probing.contradictions(authored, answers):
+        raise FixesError(*problems)
     data = lockfile.dump(resolved.lock)
     lockfile.load(data, str(path))  # what the runner would refuse must not be written
     if options.check and data != old:

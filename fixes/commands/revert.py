@@ -34,9 +34,8 @@ def run(options: argparse.Namespace) -> int:
         done.dry_run = True
         outcome.add_plan(done, here, _planned(here, session.look(here), options), done=False)
     else:
-        done = commit.carry_out(
-            here, "revert", level, options.wait, lambda now: _planned(here, now, options)
-        )
+        order = commit.Order("revert", level, options.wait)
+        done = commit.carry_out(here, order, lambda now: _planned(here, now, options))
     return report.show(done.document(), as_json=options.json, quiet=options.quiet)
 
 

@@ -1,0 +1,108 @@
+"""Recall: a run before this one reached what is asked, on these very bytes, in this place.
+
+The already-applied run is on the path of every container start, and it has nothing to plan:
+where the state's answer to the same question still stands, the answer is given again. What it
+rests on is checked anew: every fixed file's bytes against the lock, RECORD, the lock itself and
+all that it was made from, the interpreter, the distributions beside the tree, the signs of a
+platform. Where one thing differs there is no answer here; the whole run follows, and says what
+differs. Nothing of the planning half is imported, which is what makes it fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+from typing import Any
+
+from fixes import catalogue, environment, tree
+from fixes.digest import of_document, of_fixes, of_surroundings, sha256
+from fixes.environment import Environment
+from fixes.errors import FixesError
+from fixes.record import matches
+from fixes.tree import JOURNAL, Tree
+
+LEVELS = ("none", "bytes", "import", "probe")
+
+
+def answer(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The report of the run that reached this; None where it does not stand any more."""
+    if options.python or options.tree or options.dry_run:
+        return None
+    if options.allow_foreign or options.accept_version:
+        return None
+    try:
+        env = environment.current()
+        found = tree.find("vllm", env)
+        pythonpath = os.environ.get("PYTHONPATH", "")
+        if tree.shadowing(found, environment.working_directory(), pythonpath):
+            return None
+        state = json.loads(found.state.read_bytes())
+        if state.pop("checksum") != of_document(state):
+            return None
+        told: dict[str, Any] = state["answer"]
+        level = state["verified"]["level"]
+        asked = options.verify or LEVELS[-1]
+        if told["names"] != options.names or LEVELS.index(level) < LEVELS.index(asked):
+            return None
+        report: dict[str, Any] = told["report"]
+        expected = options.expect_digest or report["digest"]
+        if expected.removeprefix("sha256:") != report["digest"]:
+            return None
+        lock = _lock(options, found, state)
+        if lock is None or _platform(lock, env) or not _same(found, env, state, lock):
+            return None
+    except (FixesError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return report
+
+
+def _lock(options: argparse.Namespace, found: Tree, state: dict[str, Any]) -> dict[str, Any] | None:
+    """The lock, if the state was made by it and what it was made from is unchanged."""
+    name = f"v{found.release}" if options.profile == "auto" else options.profile
+    source = catalogue.find(options.profiles)
+    data = source.read(catalogue.lock_name(name))
+    lock: dict[str, Any] = json.loads(data)
+    same = (
+        state["profile"] == name
+        and state["lock"] == sha256(data)
+        and state["release"] == found.version
+        and lock["release"] == found.release
+        and all(source.sha256(path) == known for path, known in lock["authored"].items())
+    )
+    return lock if same else None
+
+
+def _platform(lock: dict[str, Any], env: Environment) -> bool:
+    """Whether there is any sign of a platform that the whole run would have to look at."""
+    for platform in lock["platforms"].values():
+        names = [platform["package"], *platform["packages"]]
+        if any(os.path.exists(f"{folder}/{name}") for folder in env.paths for name in names):
+            return True
+        if any(glob.glob(pattern) for pattern in platform["devices"]):
+            return True
+    return False
+
+
+def _same(found: Tree, env: Environment, state: dict[str, Any], lock: dict[str, Any]) -> bool:
+    """Every fixed file holds a post-image of the lock, RECORD says so, nothing around changed."""
+    if os.path.lexists(found.home / JOURNAL) or found.state_record is None:
+        return False
+    record = found.state_record.read_bytes()
+    fixed = []
+    for entry in state["files"]:
+        path = entry["path"]
+        pinned = lock["files"][path]
+        data = tree.resolve(found, path).read_bytes()
+        post = sha256(data)
+        known = {"pre": entry["pre"], "fixes": entry["fixes"], "post": post}
+        if entry["post"] != post or known not in pinned["post"]:
+            return False
+        if not matches(record, path, post, len(data)):
+            return False
+        fixed.append((pinned["target"], path, post))
+    digest = of_fixes(fixed, {found.target: found.release})
+    beside = tree.siblings(found, env)
+    mark = of_surroundings(state["lock"], digest, env.version, [record], beside)
+    return bool(digest == state["digest"] and mark == state["verified"]["fingerprint"])
