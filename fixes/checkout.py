@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from fixes.distribution import describe, read
+from fixes.distribution import describe, listing, read
 
 
 def is_checkout(folder: str) -> bool:
@@ -64,14 +64,12 @@ def tag(folder: str) -> str:
     git = _repository(folder)
     if not git:
         return ""
-    shared = (read(f"{git}/commondir") or b"").decode().strip()
-    common = os.path.normpath(os.path.join(git, shared))
+    common = os.path.normpath(os.path.join(git, _text(f"{git}/commondir")))
     packed = _packed(common)
-    head = (read(f"{git}/HEAD") or b"").decode("utf-8", "replace").strip()
+    head = _text(f"{git}/HEAD")
     if head.startswith("ref: "):
         name = head[len("ref: ") :]
-        loose = read(f"{git}/{name}") or read(f"{common}/{name}")
-        head = loose.decode().strip() if loose else packed.get(name, "")
+        head = _text(f"{git}/{name}") or _text(f"{common}/{name}") or packed.get(name, "")
     if not head:
         return ""
     tags = {
@@ -79,14 +77,9 @@ def tag(folder: str) -> str:
         for name, commit in packed.items()
         if name.startswith("refs/tags/v")
     }
-    try:
-        names = os.listdir(f"{common}/refs/tags")
-    except OSError:
-        names = []
-    for name in names:
-        data = read(f"{common}/refs/tags/{name}") if name.startswith("v") else None
-        if data:
-            tags[name] = _peeled(common, data.decode().strip())
+    for name in listing(f"{common}/refs/tags", ""):
+        if name.startswith("v"):
+            tags[name] = _peeled(common, _text(f"{common}/refs/tags/{name}"))
     here = [name for name, commit in tags.items() if commit == head]
     return max(here, key=_order, default="")
 
@@ -103,18 +96,15 @@ def _repository(folder: str) -> str:
     git = f"{folder}/.git"
     if os.path.isdir(git):
         return git
-    pointer = (read(git) or b"").decode("utf-8", "surrogateescape")
-    if not pointer.startswith("gitdir: "):
-        return ""
-    return os.path.join(folder, pointer[len("gitdir: ") :].rstrip("\n"))
+    kind, _, place = _text(git).partition(": ")
+    return os.path.join(folder, place) if kind == "gitdir" else ""
 
 
 def _packed(common: str) -> dict[str, str]:
     """Packed refs, annotated tags by the commit that they peel to."""
     refs: dict[str, str] = {}
     last = ""
-    data = read(f"{common}/packed-refs") or b""
-    for line in data.decode("utf-8", "surrogateescape").splitlines():
+    for line in _text(f"{common}/packed-refs").splitlines():
         if line.startswith("^"):
             refs[last] = line[1:]
         elif not line.startswith("#"):
@@ -136,6 +126,10 @@ def _peeled(common: str, name: str) -> str:
             break
         name = pointed[1].decode()
     return name
+
+
+def _text(path: str) -> str:
+    return os.fsdecode(read(path) or b"").strip()
 
 
 def _order(name: str) -> tuple[bool, list[int]]:

@@ -36,7 +36,7 @@ def read(path: str) -> bytes | None:
     """A whole small file, or None where there is none to read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: NUL in a name that a file gives
         return None
     try:
         size = os.fstat(handle).st_size
@@ -54,7 +54,7 @@ def listing(folder: str, *endings: str) -> list[str]:
     """Names in a folder with one of some endings, sorted; none if it is no folder (a zip)."""
     try:
         return sorted([name for name in os.listdir(folder) if name.endswith(endings)])
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 
@@ -65,7 +65,7 @@ def infos(folder: str) -> list[str]:
 
 def normalized(name: str) -> str:
     """A distribution's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
 
 
 def public(version: str) -> str:
@@ -79,9 +79,10 @@ def describe(info: str) -> Distribution:
     for path in (f"{info}/METADATA", f"{info}/PKG-INFO", info):
         data = read(path)
         if data is not None:
-            name = _header(data, b"Name") or name
-            version = _header(data, b"Version") or version
-            break
+            headers = _headers(data)
+            return Distribution(
+                Path(info), headers.get("name") or name, headers.get("version") or version
+            )
     return Distribution(Path(info), name, version)
 
 
@@ -194,7 +195,12 @@ def _by_folder(info: str) -> tuple[str, str]:
     return name, version.partition("-")[0]
 
 
-def _header(data: bytes, key: bytes) -> str:
-    head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
-    line = re.search(rb"(?im)^" + key + rb":[ \t]*([^\r\n]*)", head)
-    return line[1].decode("utf-8", "replace").strip() if line else ""
+def _headers(data: bytes) -> dict[str, str]:
+    """The headers of METADATA; what follows them may hold lines that look alike."""
+    found: dict[str, str] = {}
+    for line in data.decode("utf-8", "replace").split("\n"):
+        if not line.strip():
+            break
+        key, _, value = line.partition(":")
+        found.setdefault(key.lower(), value.strip())
+    return found

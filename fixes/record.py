@@ -66,9 +66,9 @@ def rewrite(
 ) -> bytes:
     """RECORD with the lines of some paths changed, removed (None) or added.
 
-    ``changes`` maps paths to sha256 (hex) and size, or to what ``told`` said; ``unhashed`` are paths to list without
-    them (bytecode). New lines come before RECORD's own line, else last; removing them again
-    gives the old bytes.
+    ``changes`` maps paths to sha256 (hex) and size, or to what ``told`` said; ``unhashed`` are
+    paths to list without them (bytecode). New lines come before RECORD's own line, else last;
+    removing them again gives the old bytes.
     """
     wanted: dict[bytes, bytes | None] = {os.fsencode(path): b",," for path in unhashed}
     for path, content in changes.items():

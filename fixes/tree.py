@@ -22,6 +22,9 @@ from fixes.environment import Environment, working_directory
 from fixes.errors import ExitCode, FixesError, Problem
 
 STATE = "fixes-applied.json"
+_FINDER = r"__editable__\w+_finder"
+#: The journal of a transaction, beside the state while one is under way (fixes/journal.py).
+JOURNAL = ".fixes-journal.json"
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,8 @@ def _linked(target: str, entry: str) -> Iterator[_Copy]:
         for line in map(str.strip, text.splitlines()):
             hit = None
             if line.startswith(("import ", "import\t")):
-                finder = re.search(r"__editable__\w+_finder", line)
-                hit = finder and _mapped(target, f"{entry}/{finder[0]}.py")
+                if "__editable__" in line and (finder := re.search(_FINDER, line)):
+                    hit = _mapped(target, f"{entry}/{finder[0]}.py")
             elif line and not line.startswith("#"):
                 hit = _importable(target, os.path.normpath(os.path.join(entry, line)))
             if hit:
@@ -210,14 +213,14 @@ def _mapped(target: str, finder: str) -> str | None:
             ):
                 folder = ast.literal_eval(statement.value).get(target)
                 return folder and _importable(target, os.path.dirname(folder))
-    except (SyntaxError, ValueError, AttributeError):
+    except (SyntaxError, ValueError, AttributeError, TypeError):
         pass  # not what setuptools writes: it leads nowhere that we know
     return None
 
 
 def _distinct(copies: Iterable[_Copy]) -> list[_Copy]:
     """Copies without those reached twice; how an editable install reaches one is kept."""
-    found: dict[object, _Copy] = {}
+    found: dict[tuple[int, int], _Copy] = {}
     for copy in copies:
         key = _identity(copy.path)
         if key not in found:
@@ -227,11 +230,8 @@ def _distinct(copies: Iterable[_Copy]) -> list[_Copy]:
     return list(found.values())
 
 
-def _identity(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return path
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
     return status.st_dev, status.st_ino
 
 

@@ -142,6 +142,17 @@ def test_every_line_of_a_path_is_changed() -> None:
     assert record.rewrite(data, {"a.py": None}) == b"b.py,,\n"
 
 
+@pytest.mark.parametrize("rest", [b",sha512=abc,7", b",,", b",sha256=x,1,more", b","])
+def test_what_a_line_told_can_be_put_back(rest: bytes) -> None:
+    data = b'"a,b.py"' + rest + b"\r\nb.py,,\r\n"
+    told = record.told(data, "a,b.py")
+    assert told == rest
+    changed = record.rewrite(data, {"a,b.py": (ONE, 1)})
+    assert record.matches(changed, "a,b.py", ONE, 1)
+    assert record.rewrite(changed, {"a,b.py": told}) == data
+    assert record.told(data, "c.py") is None
+
+
 def test_quoting_is_kept_as_it_is() -> None:
     data = b'"a.py",sha256=x,1\n"b,""c"".py",sha256=x,1\n"two\nlines.py",,\n'
     hash_ = record.digest(ONE).encode()

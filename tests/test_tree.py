@@ -268,7 +268,13 @@ def test_a_finder_with_a_copy_beside_it(unpacked: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "finder",
-    ["MAPPING = f()", "MAPPING = 3  # vllm", "(vllm", "MAPPING = {'vllm': '/none/vllm'}", "#vllm"],
+    [
+        "MAPPING = f()",
+        "MAPPING = 3  # vllm",
+        "(vllm",
+        "MAPPING = {'vllm': '/none/vllm'}",
+        "MAPPING = {'vllm': 1}",
+    ],
 )
 def test_a_finder_that_leads_nowhere(tmp_path: Path, finder: str) -> None:
     pth = "import __editable___vllm_finder\nimport os; raise SystemExit\n# vllm\n\n/none\n"
@@ -370,7 +376,11 @@ def test_damaged_git_folders_say_nothing(repository: Path, tmp_path: Path) -> No
     assert versions(repository) == ""
     (repository / ".git/HEAD").write_bytes(b"ref: refs/heads/.invalid\n")
     assert versions(repository) == ""
-    (repository / ".git/HEAD").write_bytes(b"\xff")
+    for head in (b"\xff", b"ref: \0", b"", b"ref: ..", b"0" * 40):
+        (repository / ".git/HEAD").write_bytes(head)
+        (repository / ".git/refs/tags/v2").write_bytes(head)
+        assert versions(repository) in ("", "2")
+    (repository / ".git/commondir").write_bytes(b"\xff\0")
     assert versions(repository) == ""
     shutil.rmtree(repository / ".git")
     (repository / ".git").write_text("gitdir: /none/there\n")
