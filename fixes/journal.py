@@ -213,10 +213,10 @@ class Journal:
         Raises FixesError (UNRECOVERABLE): naming every path that cannot be put back, before
         any is touched, or the one that failed. The journal then stays.
         """
-        problems = [problem for entry in self.entries for problem in self._problems(entry)]
-        if problems:
-            raise FixesError(*problems)
         with uninterrupted():
+            problems = [problem for entry in self.entries for problem in self._problems(entry)]
+            if problems:
+                raise FixesError(*problems)
             for entry in reversed(self.entries):
                 with naming(entry.path, ExitCode.UNRECOVERABLE):
                     entry.roll_back()

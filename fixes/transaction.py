@@ -72,10 +72,10 @@ class Transaction:
         self._open = True
         try:
             self._stage()
+            return self
         except BaseException:
             self.rollback()
             raise
-        return self
 
     def __exit__(
         self,
