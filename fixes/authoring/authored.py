@@ -44,7 +44,8 @@ class Authored:
         try:
             data = self.catalogue.read(path)
         except (OSError, ValueError) as error:
-            problem = Problem(ExitCode.MISMATCH, "missing-file", str(error), path)
+            what = getattr(error, "strerror", None) or str(error)
+            problem = Problem(ExitCode.MISMATCH, "missing-file", what, path)
             raise FixesError(problem) from None
         self.sha256[path] = hashlib.sha256(data).hexdigest()
         return data

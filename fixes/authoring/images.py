@@ -160,3 +160,8 @@ class Draft:
     def written(self) -> dict[str, bytes]:
         """The files that have been set."""
         return dict(self._now)
+
+
+def module_name(path: str) -> str:
+    """The module that a file is imported as."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

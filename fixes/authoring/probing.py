@@ -8,18 +8,19 @@ needs an answer, one that is offered may go without.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from fixes.authoring.authored import Authored
+from fixes.authoring.images import module_name
 from fixes.authoring.wheels import Wheel
 from fixes.catalogue import package_source
+from fixes.digest import sha256
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock, Need
 
@@ -29,57 +30,71 @@ _ALL_S = 3600.0
 _ANSWERS = {0: "absent", 1: "present", 77: "cannot-tell"}
 
 
-def ask(authored: Authored, targets: Mapping[str, Sequence[Wheel]], python: str) -> dict[str, str]:
+def ask(
+    authored: Authored,
+    targets: Mapping[str, Sequence[Wheel]],
+    touched: Iterable[str],
+    python: str,
+) -> dict[str, str]:
     """Run the probe of each fix that is offered or upstream on the reference wheels' files.
 
-    Raises FixesError, kind ``no-answer``, for probes that broke or took too long.
+    The ``touched`` files are imported once, before all probes, where they can be imported
+    together; otherwise each probe imports what it needs. Raises FixesError, kind
+    ``no-answer``, for probes that broke or took too long.
     """
-    fixes = _probed(authored)
+    references = [wheels[0] for wheels in targets.values()]
+    packages = [f"{target}/__init__.py" for target in targets]
     with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
-        tree = Path(scratch)
-        for target, wheels in targets.items():
-            wheels[0].unpack(target, tree)
-        modules = [
-            {"module": target, "file": str(tree / target / "__init__.py"), "names": []}
-            | {"sha256": _sha256(wheels[0], f"{target}/__init__.py")}
-            for target, wheels in targets.items()
-        ]
-        request = {
-            "paths": [str(tree)],
-            "modules": modules,
-            "probes": [
-                {"id": fix, "file": path, "source": authored.read(path).decode()}
-                for fix, path in ((fix, f"patches/{fix}/probe.py") for fix in fixes)
-            ],
-            "probe_s": _PROBE_S,
-            "probes_s": _ALL_S,
-        }
-        answer = _run(python, request)
+        for target, wheel in zip(targets, references, strict=True):
+            wheel.unpack(target, Path(scratch))
+        for paths in ([*packages, *touched], packages):
+            files = [(path, wheel) for path in paths for wheel in references]
+            request = {
+                "paths": [scratch],
+                "modules": [
+                    {
+                        "module": module_name(path),
+                        "file": f"{scratch}/{path}",
+                        "sha256": sha256(wheel.read(path)),
+                        "names": [],
+                    }
+                    for path, wheel in files
+                    if path in wheel.names and path.endswith(".py")
+                ],
+                "probes": [_request(authored, fix) for fix in _probed(authored)],
+                "probe_s": _PROBE_S,
+                "probes_s": _ALL_S,
+            }
+            answer = _run(python, request)
+            if not any(answer["modules"].values()):
+                break
+    return _results(answer, python)
+
+
+def _request(authored: Authored, fix: str) -> dict[str, str]:
+    path = f"patches/{fix}/probe.py"
+    return {"id": fix, "file": path, "source": authored.read(path).decode()}
+
+
+def _results(answer: dict[str, dict[str, Any]], python: str) -> dict[str, str]:
     problems = [
         Problem(ExitCode.MISMATCH, "no-answer", f"{module} {fault}", python)
         for module, faults in answer["modules"].items()
         for fault in faults
     ]
-    results = {}
-    for fix, given in answer["probes"].items():
-        result = _ANSWERS.get(given["answer"])
-        if result is None:
-            where = f"patches/{fix}/probe.py"
-            problems.append(Problem(ExitCode.MISMATCH, "no-answer", given["reason"], where))
-        else:
-            results[fix] = result
+    problems += [
+        Problem(ExitCode.MISMATCH, "no-answer", given["reason"], f"patches/{fix}/probe.py")
+        for fix, given in answer["probes"].items()
+        if given["answer"] not in _ANSWERS
+    ]
     if problems:
         raise FixesError(*problems)
-    return results
+    return {fix: _ANSWERS[given["answer"]] for fix, given in answer["probes"].items()}
 
 
 def _probed(authored: Authored) -> tuple[str, ...]:
     entries = authored.profile.entries.values()
     return tuple(entry.id for entry in entries if entry.need is not Need.NOT_NEEDED)
-
-
-def _sha256(wheel: Wheel, path: str) -> str:
-    return hashlib.sha256(wheel.read(path)).hexdigest()
 
 
 def _run(python: str, request: dict[str, object]) -> dict[str, dict[str, Any]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fixes import edits, hunks, syntax
 from fixes.authoring import diffs, toml
 from fixes.authoring.authored import Authored
 from fixes.authoring.combinations import Combinations
-from fixes.authoring.images import Draft, Pristine, StepError, apply_change, shifts
+from fixes.authoring.images import Draft, Pristine, StepError, apply_change, module_name, shifts
 from fixes.authoring.wheels import Wheel
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Step
@@ -23,16 +23,12 @@ class Resolved:
     notes: tuple[str, ...]
 
 
-def resolve(
-    authored: Authored,
-    targets: Mapping[str, Sequence[Wheel]],
-    pristine_probes: Mapping[str, str],
-) -> Resolved:
+def resolve(authored: Authored, targets: Mapping[str, Sequence[Wheel]]) -> Resolved:
     """Make the lock. ``targets`` are the wheels of each target, the reference first.
 
     Every step is resolved on the reference's bytes with the fixes that it requires already
     in, and all of it is then checked on every accepted pre-image (``combinations``).
-    ``pristine_probes`` are the answers of the fixes' probes on the pristine release.
+    What the probes say of the pristine release is not in yet (``probing``).
 
     Raises FixesError with everything that is wrong with any step, file or set of fixes.
     """
@@ -44,7 +40,7 @@ def resolve(
     if found.problems:
         raise FixesError(*found.problems)
     fixes = {
-        fix: _fix(authored, fix, made.steps.get(fix, ()), made.reach.get(fix, ()), pristine_probes)
+        fix: _fix(authored, fix, made.steps.get(fix, ()), made.reach.get(fix, ()))
         for fix in authored.profile.entries
     }
     for fix in fixes:  # the lock is refused when what it was made from has changed
@@ -62,13 +58,7 @@ def resolve(
     return Resolved(lock, (*made.notes, *found.notes))
 
 
-def _fix(
-    authored: Authored,
-    name: str,
-    steps: tuple[Step, ...],
-    reach: tuple[Reach, ...],
-    pristine_probes: Mapping[str, str],
-) -> Fix:
+def _fix(authored: Authored, name: str, steps: tuple[Step, ...], reach: tuple[Reach, ...]) -> Fix:
     entry, about = authored.profile.entries[name], authored.fixes[name]
     return Fix(
         id=name,
@@ -89,7 +79,6 @@ def _fix(
         steps=steps,
         reach=reach,
         probe=Probe(f"patches/{name}/probe.py", about.evidence, tuple(about.cannot_tell)),
-        pristine_probe=pristine_probes.get(name, ""),
     )
 
 
@@ -121,7 +110,9 @@ class _Steps:
         names: dict[str, tuple[str, ...]] = {}
         for path, data in draft.written().items():
             if path.endswith(".py"):
-                names[_module(path)] = _changed(path, draft.found(path), data)
+                names[module_name(path)] = _changed(
+                    f"patches/{fix}: {path}", draft.found(path), data
+                )
             for wheel in self._pristine.lacking(path) if self._pristine.images(path) else ():
                 self.notes.append(f"{fix}: {wheel} has no {path}")
         for extra in self._authored.fixes[fix].reach:
@@ -133,30 +124,31 @@ class _Steps:
 
     def _step(self, fix: str, source: str, draft: Draft) -> Step:
         data = self._authored.read(source)
-        took: tuple[str, ...] = ()
         if source.endswith(".patch"):
-            kind, changes = "diff", self._diff(fix, source, data, draft)
+            step = Step("diff", source, self._diff(fix, source, data, draft))
         else:
-            kind = "edit"
-            changes, took = self._edits(source, data, draft)
-        problems = [
-            _problem(
-                "foreign-target", f"touches {change.path}, which is in no target of it", source
+            step = Step("edit", source, *self._edits(fix, source, data, draft))
+        if not step.changes:
+            raise FixesError(_problem("empty", "changes nothing", source))
+        return step
+
+    def _check_targets(self, fix: str, source: str, paths: Iterable[str]) -> None:
+        """Raise FixesError for paths that are in no target of the fix."""
+        targets = self._authored.fixes[fix].targets
+        foreign = [path for path in paths if path.partition("/")[0] not in targets]
+        if foreign:
+            what = "is in none of the fix's targets"
+            raise FixesError(
+                *(_problem("foreign-target", what, f"{source}: {path}") for path in foreign)
             )
-            for change in changes
-            if change.target not in self._authored.fixes[fix].targets
-        ]
-        if not changes:
-            problems.append(_problem("empty", "changes nothing", source))
-        if problems:
-            raise FixesError(*problems)
-        return Step(kind, source, changes, took)
 
     def _diff(self, fix: str, source: str, data: bytes, draft: Draft) -> tuple[FileChange, ...]:
         """A diff's hunks, as they are, but at the lines where they apply."""
         changes: list[FileChange] = []
         problems: list[Problem] = []
-        for file in diffs.parse(data, source):
+        files = diffs.parse(data, source)
+        self._check_targets(fix, source, (file.path for file in files))
+        for file in files:
             target = file.path.partition("/")[0]
             if file.added:
                 change = FileChange(target, file.path, (), b"".join(h.new for h in file.hunks))
@@ -180,20 +172,25 @@ class _Steps:
         return tuple(changes)
 
     def _edits(
-        self, source: str, data: bytes, draft: Draft
+        self, fix: str, source: str, data: bytes, draft: Draft
     ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
         """Edits, resolved to hunks with as much context as makes them unique."""
-        folder = source.rpartition("/")[0]
 
         def beside(name: str) -> bytes:
             try:
-                return self._authored.read(f"{folder}/{name}")
+                return self._authored.read(f"patches/{fix}/{name}")
             except FixesError as error:
                 raise OSError(error.problems[0].what) from None
 
         table = toml.parse(data, source, "invalid-edit")
         try:
-            found = edits.resolve_all(draft.read, edits.parse_edits(table, beside))
+            every = edits.parse_edits(table, beside)
+        except FixesError as error:
+            problems = (replace(one, where=f"{source}: {one.where}") for one in error.problems)
+            raise FixesError(*problems) from None
+        self._check_targets(fix, source, {path for edit in every for path in edits.files(edit)})
+        try:
+            found = edits.resolve_all(draft.read, every)
         except edits.EditError as error:
             raise FixesError(
                 *(
@@ -201,9 +198,6 @@ class _Steps:
                     for one in (error, *error.also)
                 )
             ) from None
-        except FixesError as error:
-            problems = (replace(one, where=f"{source}: {one.where}") for one in error.problems)
-            raise FixesError(*problems) from None
         changes = []
         for path, resolution in found.items():
             pre, target = draft.read(path), path.partition("/")[0]
@@ -221,15 +215,10 @@ def _problem(kind: str, what: str, where: str) -> Problem:
     return Problem(ExitCode.MISMATCH, kind, what, where)
 
 
-def _module(path: str) -> str:
-    """The module that a file is imported as."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def _changed(path: str, pre: bytes | None, post: bytes) -> tuple[str, ...]:
+def _changed(where: str, pre: bytes | None, post: bytes) -> tuple[str, ...]:
     """The names that a fix changes in a module. Raises FixesError if it is not Python."""
     try:
         return syntax.changed(pre, post)
     except SyntaxError as error:
         what = f"is not Python any more: {error}"
-        raise FixesError(_problem("bad-syntax", what, path)) from None
+        raise FixesError(_problem("bad-syntax", what, where)) from None

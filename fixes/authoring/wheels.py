@@ -52,9 +52,8 @@ class Wheel:
 
     @cached_property
     def _dist_info(self) -> str:
-        folders = {
-            name.split("/")[0] for name in self.names if ".dist-info/" in name.split("/")[0] + "/"
-        }
+        tops = {name.partition("/")[0] for name in self.names}
+        folders = [top for top in tops if top.endswith(".dist-info")]
         if len(folders) != 1:
             raise self._bad(f"has {len(folders)} dist-info folders")
         return folders.pop()
@@ -81,19 +80,16 @@ class Wheel:
         return data
 
     def unpack(self, package: str, folder: Path) -> None:
-        """Write a package's Python files and data (no compiled code) and the dist-info."""
+        """Write a package's Python and JSON files and the dist-info, but no compiled code."""
         for name in sorted(self.names):
-            if name.startswith((f"{package}/", f"{self._dist_info}/")) and not _is_binary(name):
+            code = name.startswith(f"{package}/") and name.endswith((".py", ".json"))
+            if code or name.startswith(f"{self._dist_info}/"):
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(self.archive.read(name))
 
     def _bad(self, what: str) -> FixesError:
         return FixesError(Problem(ExitCode.MISMATCH, "bad-wheel", what, str(self.path)))
-
-
-def _is_binary(name: str) -> bool:
-    return name.endswith((".so", ".a", ".cubin", ".bin")) or ".so." in name
 
 
 def default_cache() -> Path:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fixes import catalogue, lockfile
@@ -68,15 +69,18 @@ def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, 
         for wheels in targets.values():
             for wheel in wheels:
                 stack.enter_context(wheel.archive)
+        resolved = resolve(authored, targets)
+        lock = resolved.lock
         if options.python:
-            answers = probing.ask(authored, targets, options.python)
+            answers = probing.ask(authored, targets, lock.files, options.python)
         else:
-            hashes = {wheel.requirement: wheel.sha256 for of in targets.values() for wheel in of}
-            answers = probing.recorded(authored, hashes, _loaded(old, path))
-        resolved = resolve(authored, targets, answers)
+            answers = probing.recorded(authored, lock.wheels, _loaded(old, path))
     if problems := probing.contradictions(authored, answers):
         raise FixesError(*problems)
-    data = lockfile.dump(resolved.lock)
+    fixes = {
+        fix.id: replace(fix, pristine_probe=answers.get(fix.id, "")) for fix in lock.fixes.values()
+    }
+    data = lockfile.dump(replace(lock, fixes=fixes))
     lockfile.load(data, str(path))  # what the runner would refuse must not be written
     if options.check and data != old:
         raise FixesError(
@@ -94,8 +98,8 @@ def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, 
         "profile": name,
         "lock": str(path),
         "changed": data != old,
-        "fixes": len(resolved.lock.fixes),
-        "files": len(resolved.lock.files),
+        "fixes": len(lock.fixes),
+        "files": len(lock.files),
         "pristine_probes": answers,
         "notes": resolved.notes,
     }
