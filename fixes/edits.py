@@ -51,7 +51,8 @@ _KEYS = {
 class Edit:
     """One ``[[edit]]`` of an edit.toml, or one of its alternatives.
 
-    ``scope`` is a qualified name, empty for the module. An edit with ``alternatives`` holds
+    ``scope`` is a qualified name, empty for the module. An expression as ``anchor`` matches
+    where it is assigned to as well. An edit with ``alternatives`` holds
     nothing else of use: each of them is whole.
     """
 
@@ -105,14 +106,10 @@ def resolve(data: bytes | None, edits: Sequence[Edit]) -> Resolution:
 
     Raises EditError.
     """
-    paths = {path for edit in edits for path in files(edit)}
-    return _only(resolve_all(lambda path: data, edits), paths)
-
-
-def _only(found: Mapping[str, Resolution], paths: set[str]) -> Resolution:
+    found = list(resolve_all(lambda path: data, edits).values())
     if len(found) != 1:
-        raise EditError("invalid", f"the edits concern several files: {sorted(paths)}")
-    return next(iter(found.values()))
+        raise EditError("invalid", f"the edits concern {len(found)} files, not one")
+    return found[0]
 
 
 def resolve_all(
@@ -204,7 +201,10 @@ def _expression(text: str) -> ast.expr:
     statement = tree.body[0]
     if len(tree.body) != 1 or not isinstance(statement, ast.Expr):
         raise SyntaxError("not one expression")
-    return statement.value
+    value = statement.value
+    if isinstance(value, ast.Tuple) and not value.elts and value.lineno == 1:
+        raise SyntaxError("no expression")  # but for the parentheses put around it
+    return value
 
 
 @dataclass(frozen=True)
@@ -233,6 +233,8 @@ class _Plan:
     def add(self, index: int, edit: Edit) -> None:
         """Locate one edit. Raises EditError, ScopeError and SyntaxError (of its sources)."""
         self.index = index
+        if edit.op not in _NEEDS or edit.op == "add-file":
+            raise EditError("invalid", f"{edit.op} cannot be done to this file", index)
         scope = find_scope(self.source.tree, edit.scope)
         if edit.op == "replace-expression":
             self._replace_expressions(scope, edit)
@@ -259,6 +261,8 @@ class _Plan:
 
     def _statements(self, scope: ast.AST, edit: Edit) -> list[tuple[Suite, int, int]]:
         wanted = _block(edit.anchor)
+        if not wanted:
+            raise EditError("invalid", "the anchor holds no statement", self.index)
         dumps = [dump(node) for node in wanted]
         found = []
         for suite in suites(scope):
@@ -589,7 +593,7 @@ def _is_future(node: ast.stmt) -> bool:
 def parse_edits(
     table: Mapping[str, object], source: Callable[[str], bytes] | None = None
 ) -> tuple[Edit, ...]:
-    """The edits of a loaded edit.toml (docs/edit-files.md).
+    """The edits of a loaded edit.toml.
 
     ``source`` reads a file beside it for ``source = "helper.py"``; OSError means it is not
     there. Raises FixesError (``invalid-edit``) that names the key path of everything wrong.
@@ -600,7 +604,7 @@ def parse_edits(
     edits = []
     for where, row in reader.rows(table, "edit", ""):
         if "alternatives" not in row:
-            edits.append(reader.edit(row, {}, where))
+            edits.append(reader.edit(row, None, where))
             continue
         shared = {key: value for key, value in row.items() if key != "alternatives"}
         reader.check_types(shared, where)
@@ -645,21 +649,23 @@ class _Reader:
             elif type(value) is not _KEYS[key]:
                 self.wrong(f"{where}.{key}", f"must be of type {_KEYS[key].__name__}")
 
-    def edit(self, row: dict[str, object], shared: dict[str, object], where: str) -> Edit:
-        """One edit; what is wrong with it ends up in ``problems``."""
+    def edit(self, row: dict[str, object], shared: dict[str, object] | None, where: str) -> Edit:
+        """One edit, or an alternative with what it inherits; ``problems`` says what is wrong."""
         before = len(self.problems)
         self.check_types(row, where)
-        op = row.get("op", shared.get("op", ""))
+        inherited = shared or {}
+        op = row.get("op", inherited.get("op", ""))
         if op not in _NEEDS:
             self.wrong(f"{where}.op", f"must be one of {', '.join(sorted(_NEEDS))}")
         if len(self.problems) > before:
             return Edit("", "")
         needs = _NEEDS[str(op)] | {"file"}
-        known = needs | _MAY.get(str(op), set()) | {"op", "name"}
+        known = needs | _MAY.get(str(op), set()) | {"op"}
         known |= {"source"} if op == "add-file" else set()
+        known |= {"name"} if shared is not None else set()
         for key in row.keys() - known:
             self.wrong(f"{where}.{key}", f"{op} takes no such key")
-        values = {key: value for key, value in {**shared, **row}.items() if key in known}
+        values = {key: value for key, value in {**inherited, **row}.items() if key in known}
         if "source" in values:
             values["new"] = self._read(values, where)
             del values["source"]

@@ -398,6 +398,9 @@ def test_all_errors_are_reported() -> None:
         edit("insert-after", anchor="a", new="'''"),
         edit("replace-expression", anchor="a", new="b; c"),
         edit("replace-expression", anchor="a", new="b) + (c"),
+        edit("replace-expression", anchor="# nothing", new="b"),
+        edit("replace", anchor="# nothing", new="b"),
+        edit("insert", anchor="a", new="b"),
         edit("replace-expression", anchor="b", new="1"),
     ],
 )
@@ -445,7 +448,7 @@ def test_the_first_alternative_that_fits_is_taken() -> None:
 
 
 def test_resolve_is_about_one_file() -> None:
-    with pytest.raises(EditError, match="several files"):
+    with pytest.raises(EditError, match="2 files"):
         resolve(b"a\n", [edit("delete", anchor="a"), Edit("n.py", "delete", anchor="a")])
 
 
@@ -502,6 +505,8 @@ def test_parse_edits_names_everything_that_is_wrong() -> None:
             row(alternatives=[{"name": "a"}, {"name": "a", "after": "f"}]),
             row(op="replace-expression", anchor="x = 1"),
             row(op="add-import"),
+            row(name="a"),
+            row(op="replace-expression", anchor="# nothing"),
         ],
     }
     with pytest.raises(FixesError) as caught:
@@ -531,6 +536,8 @@ def test_parse_edits_names_everything_that_is_wrong() -> None:
         "edit[15].alternatives[1].after",
         "edit[16].anchor",
         "edit[17].anchor",
+        "edit[18].name",
+        "edit[19].anchor",
     }
     for nothing in ({}, {"edit": []}, {"edit": [1]}):
         with pytest.raises(FixesError, match="edit: invalid-edit"):
