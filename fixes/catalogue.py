@@ -10,9 +10,8 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fixes import paths
 from fixes.errors import ExitCode, FixesError, Problem
@@ -31,8 +30,7 @@ def package_source(name: str) -> bytes:
     return _read(str(_PACKAGE / name))
 
 
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(NamedTuple):
     """An authored root. ``zipped``: it lies in the zip file that the package came from."""
 
     root: Path

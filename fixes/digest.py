@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def sha256(data: bytes) -> str:
@@ -35,6 +36,20 @@ def of_surroundings(
     return sha256("\n".join(parts).encode(errors="surrogateescape"))
 
 
-def of_document(document: Mapping[str, object]) -> str:
-    """The checksum of a JSON document, whatever its layout."""
-    return sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii"))
+_HEAD = b'{\n "checksum": "%s",'
+_LENGTH = len(_HEAD % bytes(64))
+
+
+def seal(body: Mapping[str, object]) -> bytes:
+    """A JSON object whose first key is the sha256 of every byte behind it."""
+    rest = json.dumps(body, indent=1, sort_keys=True).encode("ascii").removeprefix(b"{") + b"\n"
+    return _HEAD % sha256(rest).encode("ascii") + rest
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The object of a sealed document. Raises ValueError if a byte is not as it was sealed."""
+    if data[:_LENGTH] != _HEAD % sha256(data[_LENGTH:]).encode("ascii"):
+        raise ValueError("its checksum does not match its content")
+    body: dict[str, Any] = json.loads(data)
+    del body["checksum"]
+    return body

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PLUGIN_GROUP = "vllm.platform_plugins"
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """One metadata folder: a dist-info, an egg-info (or its file), or an egg's EGG-INFO."""
 
     info: Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fixes.errors import ExitCode, FixesError, Problem
 
@@ -25,8 +25,7 @@ print({_MARK!r} + json.dumps([
 """
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """The interpreter whose engine would import the target.
 
     ``executable`` is None when a bare tree is given without an interpreter. ``paths`` is the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class ExitCode(enum.IntEnum):
@@ -40,8 +40,7 @@ PRECEDENCE = (
 )
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong.
 
     ``kind`` is a stable word for programs (``drifted``, ``foreign``, ``not-offered``);

@@ -93,7 +93,7 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
     written = {file.path for file in plan.writes}
     for name in plan.wanted:
         paths = paths_of(here.lock.fixes[name])
-        verdict = "already-applied"
+        verdict = "already-applied" if report.verb == "apply" else "applied"
         if name not in plan.present or written & set(paths):
             verdict = "applied" if done else "pending"
             if name in plan.present and not done:
@@ -104,7 +104,14 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
             verdict = "reverted" if done else "pending"
             report.fixes.append(FixLine(name, verdict, files=paths_of(here.lock.fixes[name])))
     report.files += [
-        FileLine(file.path, file.verdict.value, file.now, file.post, file.offsets)
+        # Pinned bytes cannot drift: an offset there is another fix's doing, and no news.
+        FileLine(
+            file.path,
+            file.verdict.value,
+            file.now,
+            file.post,
+            file.offsets if file.accepted else (),
+        )
         for file in plan.files
     ]
     report.changed = sorted(written)

@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 from fixes import catalogue, environment, tree
-from fixes.digest import of_document, of_fixes, of_surroundings, sha256
+from fixes.digest import of_fixes, of_surroundings, sha256, unseal
 from fixes.environment import Environment
 from fixes.errors import FixesError
 from fixes.record import matches
@@ -38,9 +38,7 @@ def answer(options: argparse.Namespace) -> dict[str, Any] | None:
         pythonpath = os.environ.get("PYTHONPATH", "")
         if tree.shadowing(found, environment.working_directory(), pythonpath):
             return None
-        state = json.loads(found.state.read_bytes())
-        if state.pop("checksum") != of_document(state):
-            return None
+        state = unseal(found.state.read_bytes())
         told: dict[str, Any] = state["answer"]
         level = state["verified"]["level"]
         asked = options.verify or LEVELS[-1]

@@ -27,16 +27,18 @@ def digest(sha256: str) -> str:
 def entry(data: bytes, path: str) -> bytes | None:
     """The line of a path without its end, or None."""
     name = os.fsencode(path)
-    if b'"' in data:  # csv quoting: rare, and a line's start is then not plain to see
-        found = (body for body, _ in _lines(data) if _path(body) == name)
-        return next(found, None)
-    if _quoted(name) != name:
-        return None
-    first = name + b","
+    found = (_starting(data, form + b",") for form in (name, _in_quotes(name)))
+    return next((body for body in found if body is not None and _path(body) == name), None)
+
+
+def _starting(data: bytes, first: bytes) -> bytes | None:
+    """The first line that starts with some bytes."""
     start = 0 if data.startswith(first) else data.find(b"\n" + first) + 1
     if not data.startswith(first, start):
         return None
-    end = data.find(b"\n", start)
+    if data.count(b'"', 0, start) % 2:  # inside a quoted path that holds a line end
+        return next((body for body, _ in _lines(data) if body.startswith(first)), None)
+    end = data.find(b"\n", start + len(first))
     return data[start : len(data) if end < 0 else end].removesuffix(b"\r")
 
 
@@ -127,6 +129,8 @@ def _content(sha256: str, size: int) -> bytes:
 
 def _quoted(path: bytes) -> bytes:
     """A path as a csv field, quoted only where it has to be."""
-    if not set(path) & set(b'",\r\n'):
-        return path
+    return _in_quotes(path) if set(path) & set(b'",\r\n') else path
+
+
+def _in_quotes(path: bytes) -> bytes:
     return b'"' + path.replace(b'"', b'""') + b'"'

@@ -7,13 +7,12 @@ hashes the files again, and a state that is missing or damaged is made anew from
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from fixes.digest import of_document, sha256
+from fixes.digest import seal, sha256, unseal
 
 FORMAT = 1
 
@@ -104,31 +103,30 @@ def pack(data: bytes) -> str:
 
 
 def dump(state: State) -> bytes:
-    """The state as a file, with a checksum over everything else in it."""
+    """The state as a file."""
     body = asdict(state)
     body["files"] = [asdict(file) for file in state.files.values()]
     body["format"] = FORMAT
-    body["checksum"] = of_document(body)
-    return json.dumps(body, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    return seal(body)
 
 
 def load(data: bytes) -> State:
     """Read a state. Raises DamagedStateError."""
     try:
-        body = json.loads(data)
-        checksum = body.pop("checksum")
+        body = unseal(data)
         if body.pop("format") != FORMAT:
-            raise DamagedStateError("it has another format")
-        if checksum != of_document({**body, "format": FORMAT}):
-            raise DamagedStateError("its checksum does not match its content")
+            raise ValueError("it has another format")
         files = [
             FixedFile(**{**entry, "fixes": tuple(entry["fixes"])}) for entry in body.pop("files")
         ]
         verified = body.pop("verified")
-        if verified is not None:
-            verified = Verified(**verified)
-        for key in ("fixes", "accepted"):
-            body[key] = tuple(body[key])
-        return State(**body, files={file.path: file for file in files}, verified=verified)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        body["fixes"], body["accepted"] = tuple(body["fixes"]), tuple(body["accepted"])
+        return State(
+            **body,
+            files={file.path: file for file in files},
+            verified=Verified(**verified) if verified else None,
+        )
+    except ValueError as error:
+        raise DamagedStateError(str(error)) from error
+    except (KeyError, TypeError, AttributeError) as error:
         raise DamagedStateError("it is not a state that this tool wrote") from error

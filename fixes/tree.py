@@ -12,9 +12,8 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from fixes import checkout, distribution
 from fixes.distribution import Distribution, public
@@ -27,8 +26,7 @@ _FINDER = r"__editable__\w+_finder"
 JOURNAL = ".fixes-journal.json"
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """One target on disk.
 
     ``site`` is the folder that holds the package, as the interpreter reaches it; ``home`` the
@@ -60,14 +58,13 @@ class Tree:
         path = self.home / "RECORD"
         return path if self.home == self.dist_info and path.is_file() else None
 
-    @cached_property
+    @property
     def root(self) -> str:
         """The package's real folder."""
         return os.path.realpath(self.package)
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(NamedTuple):
     """A package or module, and the file that puts it on the search path (editable installs)."""
 
     path: str

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import cache
@@ -25,7 +24,7 @@ CORE = "vllm/v1/engine/core.py"
 
 def paths(*entries: Path | str) -> Environment:
     """An environment with this search path."""
-    return replace(environment.bare(), paths=tuple(map(str, entries)))
+    return environment.bare()._replace(paths=tuple(map(str, entries)))
 
 
 def kinds(error: pytest.ExceptionInfo[FixesError]) -> list[str]:
@@ -288,7 +287,7 @@ def test_develop_installs_by_egg_link(tmp_path: Path) -> None:
     installs.write(project / "vllm.egg-info", egg_info)
     site = installs.write(tmp_path / "site", {"vllm.egg-link": f"{project}\n.", "a.pth": ""})
     installs.write(site, {"easy-install.pth": f"\N{ZERO WIDTH NO-BREAK SPACE}{project}\n"})
-    for env in (paths(site), paths(site, project)):
+    for env in (paths(site), paths(site, project), paths(project, site)):
         found = tree.find("vllm", env)
         assert (found.layout, found.distribution) == ("editable", "vllm")
         assert found.dist_info == project / "vllm.egg-info"

@@ -186,7 +186,7 @@ class _Steps:
         try:
             every = edits.parse_edits(table, beside)
         except FixesError as error:
-            problems = (replace(one, where=f"{source}: {one.where}") for one in error.problems)
+            problems = (one._replace(where=f"{source}: {one.where}") for one in error.problems)
             raise FixesError(*problems) from None
         self._check_targets(fix, source, {path for edit in every for path in edits.files(edit)})
         try:
