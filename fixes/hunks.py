@@ -59,10 +59,7 @@ class HunkError(Exception):
 
 
 def locate(data: bytes, hunk: Hunk) -> int:
-    """The byte position of the only place of ``data`` where ``hunk`` matches.
-
-    Raises HunkError.
-    """
+    """The byte position of the only place where ``hunk`` matches. Raises HunkError."""
     found = _place(data, hunk, 0, hunk.line)
     if isinstance(found, Failure):
         raise HunkError([found])
@@ -124,8 +121,7 @@ def between(
     on both sides as make its ``old`` unique in ``pre`` and its ``new`` unique in ``post``, at
     least one where there is one; changes whose context meets become one hunk.
 
-    Raises ValueError for an empty ``pre`` or ``post`` (no hunk can say that), and for
-    ``spans`` that do not lead to ``post``.
+    Raises ValueError for an empty file, and for ``spans`` that do not lead to ``post``.
     """
     if pre == post:
         return ()
@@ -153,15 +149,13 @@ def _place(data: bytes, hunk: Hunk, index: int, expected: int) -> int | Failure:
     places = _places(data, hunk.old)
     if len(places) == 1:
         place = places[0]
-        joins = hunk.new and not hunk.new.endswith(b"\n")
-        if not joins or place + len(hunk.old) == len(data):
+        if hunk.new[-1:] in (b"", b"\n") or place + len(hunk.old) == len(data):
             return place
         kind = "no-final-newline"
         detail = "would join two lines: its new lines lack a newline, and more lines follow"
     elif places:
         kind = "ambiguous"
-        lines = ", ".join(str(_line(data, place)) for place in places)
-        detail = f"matches at lines {lines}"
+        detail = f"matches at lines {', '.join(str(_line(data, at)) for at in places)}"
     else:
         kind, detail = _diagnose(data, hunk.old, expected)
     return Failure(index, hunk.line, kind, detail)
@@ -235,7 +229,7 @@ def _widened(pre: bytes, post: bytes, spans: Iterable[tuple[int, int, bytes]]) -
         first = new_first = pre.rfind(b"\n", 0, start) + 1
         new_first += growth
         growth += len(new) - (end - start)
-        done, last = end, end
+        done = last = end
         if not (_at_line(pre, end) and _at_line(post, end + growth)):
             last = pre.find(b"\n", end) + 1 or len(pre)
         if changes and first <= changes[-1][1]:

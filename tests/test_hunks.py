@@ -261,7 +261,7 @@ def test_between_refuses_what_no_hunk_can_say() -> None:
 
 
 @given(versions(), st.booleans())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_between_leads_there_and_back(
     made: tuple[bytes, bytes, list[tuple[int, int, bytes]]], by_spans: bool
 ) -> None:
@@ -276,7 +276,7 @@ def test_between_leads_there_and_back(
 
 
 @given(files(), files())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_between_any_two_files(pre: bytes, post: bytes) -> None:
     assume(pre and post)
     found = hunks.between(pre, post)
@@ -285,7 +285,7 @@ def test_between_any_two_files(pre: bytes, post: bytes) -> None:
 
 
 @given(files(), st.lists(st.tuples(st.integers(0, 14), files(), files(0)), max_size=3))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_what_is_accepted_both_ways_is_restored(
     data: bytes, loose: list[tuple[int, bytes, bytes]]
 ) -> None:
@@ -300,7 +300,7 @@ def test_what_is_accepted_both_ways_is_restored(
 
 
 @given(files(3), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_match_is_where_all_lines_are(data: bytes, draw: st.DataObject) -> None:
     """By an independent search, line by line: one place or none."""
     lines = data.split(b"\n")
