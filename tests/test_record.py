@@ -123,6 +123,7 @@ def test_only_a_whole_path_is_a_path() -> None:
     assert record.entry(data, "c.py") is None
     assert record.entry(data, "vllm/c.py") == b"vllm/c.py,sha256=y,2"
     assert record.entry(b"", "vllm/c.py") is None
+    assert record.entry(b"a,b,,\n", "a,b") is None
     changed = record.rewrite(data, {"vllm/b.py": (ONE, 1)})
     assert changed.startswith(data) and changed != data
 
