@@ -76,9 +76,8 @@ def apply(data: bytes, hunks: Sequence[Hunk]) -> Applied:
     pieces: list[bytes] = []
     start = end = 0  # the last hunk that was located
     line = 1  # of ``start``
-    offset = 0
     for index, hunk in enumerate(hunks):
-        place = _place(data, hunk, index, hunk.line + offset)
+        place = _place(data, hunk, index, hunk.line + sum(offsets[-1:]))
         if isinstance(place, Failure):
             failures.append(place)
         elif place < end:
@@ -87,8 +86,7 @@ def apply(data: bytes, hunks: Sequence[Hunk]) -> Applied:
             failures.append(Failure(index, hunk.line, kind, detail))
         else:
             line += data.count(b"\n", start, place)
-            offset = line - hunk.line
-            offsets.append(offset)
+            offsets.append(line - hunk.line)
             pieces += (data[end:place], hunk.new)
             start, end = place, place + len(hunk.old)
     if failures:
