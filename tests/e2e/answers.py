@@ -12,14 +12,16 @@ PROMPTS = (
     "def fibonacci(n):\n",
     "Once upon a time, in a village by the sea,",
     "Water boils at a temperature of",
+)
+MORE = (
     "The three laws of motion are: 1.",
     "Q: What is 17 + 25?\nA:",
     "To bake bread you need flour,",
     "SELECT name FROM users WHERE",
 )
-# More than three chunks of 512 tokens, and nothing that repeats exactly.
-LONG = "".join(f"Line {n}: {n} times {n + 7} is {n * (n + 7)}.\n" for n in range(100))
-TOKENS = 24
+# More than two chunks of 512 tokens, and nothing that repeats exactly.
+LONG = "".join(f"Line {n}: {n} times {n + 7} is {n * (n + 7)}.\n" for n in range(60))
+TOKENS = 16
 # float32 sums in another order in another batch; greedy tokens come out the same.
 TOLERANCE = 1e-3
 
@@ -57,7 +59,7 @@ def answers(server: Server) -> dict[str, Answer]:
     with server.explained():
         alone = {f"alone {p!r}": server.complete(p, TOKENS).result() for p in PROMPTS}
         alone["long"] = server.complete(LONG, TOKENS).result()
-        pending = {f"together {p!r}": server.complete(p, TOKENS) for p in PROMPTS}
+        pending = {f"together {p!r}": server.complete(p, TOKENS) for p in PROMPTS + MORE}
         replies = alone | {name: reply.result() for name, reply in pending.items()}
         return {name: Answer.of(reply) for name, reply in replies.items()}
 

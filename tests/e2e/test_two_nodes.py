@@ -7,19 +7,28 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from . import lab
-from .answers import LONG, PROMPTS, TOKENS, Answer, answers, differences
+from .answers import PROMPTS, TOKENS, Answer, answers, differences
 from .conftest import Record
-from .server import MODULE, SERVE, Replica, replica
+from .server import MODULE, SERVE, Replica, Reply, Server, replica
 
 LOST = re.compile(r"(?i)\blost\b.*\b(node|leader|worker)\b")
 MINUTES = 3000  # tokens that take minutes
 KILLED = 15  # seconds until a killed node is noticed, and its peer gone
 CUT = 30  # the same where no closed connection tells
+
+
+def busy(server: Server) -> Future[Reply]:
+    """A request that the server is working on, and will be for minutes."""
+    pending = server.complete(PROMPTS[0], MINUTES, timeout=300)
+    time.sleep(3)
+    assert not pending.done(), pending.result()
+    return pending
 
 
 @pytest.fixture(scope="class")
@@ -40,9 +49,7 @@ class TestServeEntry:
         assert not differences(found, reference)
 
     def test_killed_worker_ends_the_leader(self, served: Replica, record: Record) -> None:
-        pending = served.leader.complete(LONG, MINUTES, timeout=300)
-        time.sleep(3)
-        assert not pending.done()
+        pending = busy(served.leader)
         served.worker.kill()
         record("worker killed, request pending: leader ended", served.leader.ends(KILLED))
         assert pending.result().status in (0, 500)
@@ -73,9 +80,7 @@ def pair(fixed: Path, logs: Path) -> Iterator[Replica]:
 
 
 def test_power_cut_is_noticed_by_both(pair: Replica, record: Record) -> None:
-    pending = pair.leader.complete(LONG, MINUTES, timeout=300)
-    time.sleep(3)
-    assert not pending.done()
+    pending = busy(pair.leader)
     lab.cut()
     start = time.monotonic()
     pair.leader.ends(CUT)
