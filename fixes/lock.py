@@ -7,9 +7,9 @@ sha256 of every authored file it was made from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from fixes.hunks import Hunk
 
@@ -30,8 +30,7 @@ class Need(str, Enum):
     NOT_NEEDED = "not-needed"
 
 
-@dataclass(frozen=True)
-class FileChange:
+class FileChange(NamedTuple):
     """What one step does to one file: hunks, or the content of a file that it adds."""
 
     target: str
@@ -40,8 +39,7 @@ class FileChange:
     content: bytes | None = None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A unified diff or a source-level edit, resolved. ``took`` names the alternatives used."""
 
     kind: str
@@ -50,16 +48,14 @@ class Step:
     took: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Reach:
+class Reach(NamedTuple):
     """Names in a module (``Class.method``) that must be the post-image's code when imported."""
 
     module: str
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """The program that shows the fault or its absence. ``cannot_tell``: condition ids."""
 
     source: str
@@ -67,8 +63,7 @@ class Probe:
     cannot_tell: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(NamedTuple):
     """One fault removed, as this release needs it.
 
     ``pristine_probe`` is what the probe said of the fault on the pristine reference wheel
@@ -96,8 +91,7 @@ class Fix:
     pristine_probe: str = ""
 
 
-@dataclass(frozen=True)
-class Bundle:
+class Bundle(NamedTuple):
     """A named list of fixes."""
 
     name: str
@@ -105,8 +99,7 @@ class Bundle:
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Platform:
+class Platform(NamedTuple):
     """A hardware platform whose plugin a bundle must serve where it is installed.
 
     ``package`` is the plugin's import package; ``packages`` and ``devices`` (glob patterns)
@@ -121,8 +114,7 @@ class Platform:
     why: str
 
 
-@dataclass(frozen=True)
-class PinnedFile:
+class PinnedFile(NamedTuple):
     """A file that some fix touches.
 
     ``pristine`` maps each accepted pre-image's sha256 to the wheels that have it (empty for a
@@ -138,10 +130,7 @@ class PinnedFile:
     post: dict[tuple[str, tuple[str, ...]], str]
 
 
-@dataclass(frozen=True)
-class Lock:
-    """A whole lock. ``fixes`` is in the order of application, ``digest`` the file's sha256."""
-
+class _Content(NamedTuple):
     profile: str
     release: str
     authored: dict[str, str]
@@ -150,7 +139,15 @@ class Lock:
     fixes: dict[str, Fix]
     bundles: dict[str, Bundle]
     platforms: tuple[Platform, ...]
-    digest: str = field(default="", compare=False)
+    digest: str = ""
+
+
+class Lock(_Content):
+    """A whole lock. ``fixes`` is in the order of application, ``digest`` the file's sha256.
+
+    Named tuples cost a run that has nothing to do less than dataclasses; a class below one
+    can keep what it computed.
+    """
 
     @cached_property
     def changes(self) -> dict[str, dict[str, tuple[FileChange, ...]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from typing import NamedTuple
 
 from fixes import paths
 from fixes.errors import FixesError
@@ -288,7 +289,7 @@ def _hashes(table: Table) -> dict[str, str]:
 
 
 def dump(lock: Lock) -> bytes:
-    """Write a lock: ``load`` gives it back, and equal locks give equal bytes.
+    """Write a lock: ``load`` gives it back, but for the digest.
 
     What has no order is sorted; fixes stay in the order of application.
     """
@@ -306,8 +307,8 @@ def dump(lock: Lock) -> bytes:
     return json.dumps(document, indent=1).encode("ascii") + b"\n"
 
 
-def _without(item: object, *names: str) -> dict[str, object]:
-    return {name: value for name, value in vars(item).items() if name not in names}
+def _without(item: NamedTuple, *names: str) -> dict[str, object]:
+    return {name: value for name, value in item._asdict().items() if name not in names}
 
 
 def _dump_file(pinned: PinnedFile) -> dict[str, object]:
@@ -321,7 +322,7 @@ def _dump_file(pinned: PinnedFile) -> dict[str, object]:
 
 def _dump_fix(fix: Fix) -> dict[str, object]:
     table = _without(fix, "id", "steps", "reach", "probe")
-    table["probe"] = fix.probe and _without(fix.probe)
+    table["probe"] = _without(fix.probe) if fix.probe else None
     table["reach"] = [_without(reach) for reach in fix.reach]
     table["steps"] = [
         {**_without(step), "changes": [_dump_change(change) for change in step.changes]}

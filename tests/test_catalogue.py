@@ -1,6 +1,5 @@
 """The authored root: where it is found, what may be read, and when a lock is stale."""
 
-import dataclasses
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ def root(tmp_path: Path) -> Path:
         path.write_bytes(name.encode() + b"\r\n\xff")
     made = Catalogue(tmp_path)
     fitting = {name: made.sha256(name) for name in lock.authored}
-    data = lockfile.dump(dataclasses.replace(lock, authored=fitting))
+    data = lockfile.dump(lock._replace(authored=fitting))
     (tmp_path / "profiles/v1.lock.json").write_bytes(data)
     return tmp_path
 
@@ -125,7 +124,7 @@ def test_a_fix_that_the_lock_uses_must_be_among_the_authored(root):
     path = root / "profiles/v1.lock.json"
     lock = lockfile.load(path.read_bytes(), "x")
     fewer = {n: s for n, s in lock.authored.items() if not n.startswith("patches/three/")}
-    path.write_bytes(lockfile.dump(dataclasses.replace(lock, authored=fewer)))
+    path.write_bytes(lockfile.dump(lock._replace(authored=fewer)))
     error = refused(lambda: Catalogue(root).lock("v1"), "bad-lock")
     assert "patches/three/fix.toml" in str(error)
 

@@ -1,7 +1,7 @@
 """The lock as a file: written and read back, and refused when anything in it is off."""
 
-import dataclasses
 import functools
+import hashlib
 import json
 import time
 
@@ -114,24 +114,23 @@ def test_a_lock_comes_back_as_it_was():
     lock = sample()
     data = lockfile.dump(lock)
     again = lockfile.load(data, WHERE)
-    assert again == lock
+    assert again._replace(digest="") == lock
     assert list(again.fixes) == ["two", "one", "three"]
-    assert len(again.digest) == 64
+    assert again.digest == hashlib.sha256(data).hexdigest()
     assert lockfile.dump(again) == data
     assert data.endswith(b"}\n") and data.isascii()
 
 
 def test_the_bytes_do_not_depend_on_the_order_of_what_has_none():
     lock = sample()
-    turned = dataclasses.replace(
-        lock,
+    turned = lock._replace(
         **{
             name: dict(reversed(getattr(lock, name).items()))
             for name in ("authored", "wheels", "files", "bundles")
         },
     )
     assert lockfile.dump(turned) == lockfile.dump(lock)
-    other = dataclasses.replace(lock, fixes=dict(reversed(lock.fixes.items())))
+    other = lock._replace(fixes=dict(reversed(lock.fixes.items())))
     assert lockfile.dump(other) != lockfile.dump(lock)
 
 
@@ -333,9 +332,7 @@ def large(fixes: int, hunks: int) -> bytes:
         for file in ("v1.patch", "fix.toml", "probe.py"):
             authored[f"patches/{name}/{file}"] = sha("x")
     return lockfile.dump(
-        dataclasses.replace(
-            base, files=files, fixes=made, authored=authored, bundles={}, platforms=()
-        )
+        base._replace(files=files, fixes=made, authored=authored, bundles={}, platforms=())
     )
 
 

@@ -1,7 +1,6 @@
 """From a profile, its fixes and wheels to a lock: on small wheels, and on the published ones."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 import sys
@@ -696,8 +695,7 @@ def test_the_lock_says_nothing_of_the_machine(shop):
     shop.lock()
     text = shop.path.read_text()
     assert str(shop.root) not in text and str(shop.cache) not in text
-    lock = lockfile.load(text.encode(), "x")
-    assert lock == dataclasses.replace(lock, digest="")
+    assert lockfile.dump(lockfile.load(text.encode(), "x")) == text.encode()
 
 
 @pytest.mark.wheels

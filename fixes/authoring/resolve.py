@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fixes import edits, hunks, syntax
 from fixes.authoring import diffs, toml
@@ -166,7 +166,7 @@ class _Steps:
                 hunks.Hunk(hunk.line + offset, hunk.old, hunk.new)
                 for hunk, offset in zip(change.hunks, applied.offsets, strict=True)
             )
-            changes.append(replace(change, hunks=tuple(moved)))
+            changes.append(change._replace(hunks=tuple(moved)))
         if problems:
             raise FixesError(*problems)
         return tuple(changes)

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from fixes import catalogue, lockfile
@@ -78,9 +77,9 @@ def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, 
     if problems := probing.contradictions(authored, answers):
         raise FixesError(*problems)
     fixes = {
-        fix.id: replace(fix, pristine_probe=answers.get(fix.id, "")) for fix in lock.fixes.values()
+        fix.id: fix._replace(pristine_probe=answers.get(fix.id, "")) for fix in lock.fixes.values()
     }
-    data = lockfile.dump(replace(lock, fixes=fixes))
+    data = lockfile.dump(lock._replace(fixes=fixes))
     lockfile.load(data, str(path))  # what the runner would refuse must not be written
     if options.check and data != old:
         raise FixesError(
