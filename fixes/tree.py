@@ -21,6 +21,8 @@ from fixes.environment import Environment, working_directory
 from fixes.errors import ExitCode, FixesError, Problem
 
 STATE = "fixes-applied.json"
+#: Where no dist-info can hold it: a name that is importable beside the modules, and no module.
+BARE_STATE = "_fixes_applied.json"
 _FINDER = r"__editable__\w+_finder"
 #: The journal of a transaction, beside the state while one is under way (fixes/journal.py).
 JOURNAL = ".fixes-journal.json"
@@ -265,7 +267,7 @@ def _describe(target: str, copy: _Copy, folders: tuple[str, ...]) -> Tree:
         dist_info=info,
         record=record,
         home=kept or Path(copy.path),
-        state=kept / STATE if kept else Path(copy.path, f"_{STATE}"),
+        state=kept / STATE if kept else Path(copy.path, BARE_STATE),
     )
 
 

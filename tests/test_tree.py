@@ -210,7 +210,7 @@ def test_a_copied_package_without_metadata(tmp_path: Path) -> None:
     site = installs.write(tmp_path, installs.package())
     found = tree.find("vllm", environment.bare(), site)
     assert (found.layout, found.version, found.record) == ("unpacked", "0.30.0", None)
-    assert found.home == site / "vllm" and found.state == site / "vllm/_fixes-applied.json"
+    assert found.home == site / "vllm" and found.state == site / "vllm/_fixes_applied.json"
     assert found.state_record is None
 
 
@@ -306,7 +306,7 @@ def test_an_egg(tmp_path: Path) -> None:
     ):
         assert (found.layout, found.version, found.site) == ("egg", "0.9", egg)
         assert found.dist_info == egg / "EGG-INFO"
-        assert found.state == egg / "vllm/_fixes-applied.json"
+        assert found.state == egg / "vllm/_fixes_applied.json"
 
 
 # Source checkouts -------------------------------------------------------------------------
