@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import subprocess
 import sys
 import zipfile
 from argparse import ArgumentParser
@@ -568,6 +569,15 @@ def test_a_wheel_of_another_release(shop):
     command.add_arguments(parser)
     with pytest.raises(FixesError, match=r"vllm==0\.9 is not of release 1\.0"):
         command.run(parser.parse_args(["--profiles", str(shop.root)]))
+
+
+def test_a_plain_checkout_says_what_the_verb_needs():
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "fixes", "lock"], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "needs the package" in done.stderr and "vllm-fixes[maintain]" in done.stderr
 
 
 def test_an_unknown_profile(shop):

@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the locks of the named profiles, or of all. Raises FixesError for all of them."""
+    try:
+        import fixes.authoring.resolve  # noqa: F401
+    except ImportError as error:
+        what, hint = f"needs the package {error.name}", "pip install 'vllm-fixes[maintain]'"
+        raise FixesError(Problem(ExitCode.USAGE, "usage", what, "lock", hint)) from None
     authored = catalogue.find(options.profiles)
     if authored.zipped:
         what = "the profiles are in a zip file, where no lock can be written"
