@@ -3,13 +3,16 @@
 import runpy
 import sys
 import warnings
+from contextlib import ExitStack
 from unittest.mock import patch
 
 MODULE = "vllm.entrypoints.openai.api_server"
 
 
 def probe() -> tuple[int, str]:
-    import vllm.entrypoints.cli.serve  # noqa: F401  (the stub goes in there)
+    import vllm.entrypoints.cli.serve  # noqa: F401  (a stub goes in there)
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
 
     taken: list[str] = []
 
@@ -17,18 +20,25 @@ def probe() -> tuple[int, str]:
         coroutine.close()
         taken.append("an API server")
 
-    with (
-        warnings.catch_warnings(),
-        patch.object(sys, "argv", [MODULE, "--model", "m", "--headless"]),
-        patch.dict("os.environ"),
-        patch("uvloop.run", run),
-        patch("vllm.entrypoints.cli.serve.run_headless", lambda args: taken.append("headless")),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # deprecation, and runpy on an imported module
+        for stub in (
+            patch.object(sys, "argv", [MODULE, "--model", "m", "--headless"]),
+            patch.dict("os.environ"),
+            # Without a device the parser cannot tell its defaults.
+            patch.object(platforms, "current_platform", CpuPlatform()),
+            patch("uvloop.run", run),
+            patch(
+                "vllm.entrypoints.cli.serve.run_headless",
+                lambda args: taken.append("headless workers"),
+            ),
+        ):
+            stack.enter_context(stub)
         runpy.run_module(MODULE, run_name="__main__")
-    if taken != ["headless"]:
+    if taken != ["headless workers"]:
         return 1, f"the module form starts {' and '.join(taken) or 'nothing'} for --headless"
-    return 0, "the module form obeys --headless"
+    return 0, "the module form starts headless workers for --headless"
 
 
 if __name__ == "__main__":
