@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixes.edits import Edit, EditError, files, parse_edits, resolve, resolve_all
+from fixes.editfile import parse_edits
+from fixes.editing import files, resolve, resolve_all
+from fixes.edits import Edit, EditError
 from fixes.errors import ExitCode, FixesError
-from fixes.syntax import changed, dump, find_scope, parse
+from fixes.functions import changed
+from fixes.syntax import dump, find_scope, parse
 
 CACHE = Path(os.environ.get("VLLM_FIXES_CACHE", "~/.cache/vllm-fixes")).expanduser()
 TREE = CACHE / "trees" / "vllm-0.30.0"

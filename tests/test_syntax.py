@@ -17,17 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixes.syntax import (
-    ScopeError,
-    Source,
-    changed,
-    digest,
-    dump,
-    find_scope,
-    parse,
-    reindent,
-    shadow,
-)
+from fixes.functions import changed, shadow
+from fixes.source import Source, reindent
+from fixes.syntax import ScopeError, digest, dump, find_scope, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("VLLM_FIXES_CACHE", "~/.cache/vllm-fixes")).expanduser()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fixes import edits, hunks, syntax
+from fixes import editfile, editing, functions, hunks
 from fixes.authoring import diffs, toml
 from fixes.authoring.authored import Authored
 from fixes.authoring.combinations import Combinations
 from fixes.authoring.images import Draft, Pristine, StepError, apply_change, module_name, shifts
 from fixes.authoring.wheels import Wheel
+from fixes.edits import EditError
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Step
 
@@ -184,14 +185,14 @@ class _Steps:
 
         table = toml.parse(data, source, "invalid-edit")
         try:
-            every = edits.parse_edits(table, beside)
+            every = editfile.parse_edits(table, beside)
         except FixesError as error:
             problems = (one._replace(where=f"{source}: {one.where}") for one in error.problems)
             raise FixesError(*problems) from None
-        self._check_targets(fix, source, {path for edit in every for path in edits.files(edit)})
+        self._check_targets(fix, source, {path for edit in every for path in editing.files(edit)})
         try:
-            found = edits.resolve_all(draft.read, every)
-        except edits.EditError as error:
+            found = editing.resolve_all(draft.read, every)
+        except EditError as error:
             raise FixesError(
                 *(
                     _problem(one.kind, one.message, f"{source}: edit[{one.index}]")
@@ -218,7 +219,7 @@ def _problem(kind: str, what: str, where: str) -> Problem:
 def _changed(where: str, pre: bytes | None, post: bytes) -> tuple[str, ...]:
     """The names that a fix changes in a module. Raises FixesError if it is not Python."""
     try:
-        return syntax.changed(pre, post)
+        return functions.changed(pre, post)
     except SyntaxError as error:
         what = f"is not Python any more: {error}"
         raise FixesError(_problem("bad-syntax", what, where)) from None
