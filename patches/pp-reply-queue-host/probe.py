@@ -6,7 +6,6 @@ hosts are needed, ``in_the_same_node_as`` answers for them; everything else is r
 """
 
 import ctypes
-import gc
 import os
 import pickle
 import select
@@ -62,7 +61,6 @@ def _rank(rank, store):
     if rank in (READER, PEER):
         for name, (devices, one_host) in CASES.items():
             replies[name] = _reply_handles(group, devices, one_host)
-            gc.collect()  # the queue's shared memory goes with the queue
     dist.barrier()
     dist.destroy_process_group()
     return replies
