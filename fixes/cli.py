@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from fixes import __version__, report
-from fixes.errors import ExitCode, FixesError, Problem, worst
+from fixes.errors import ExitCode, FixesError, Problem, TerminatedError, worst
 
 #: Verb -> (module under fixes/commands, one line of help).
 VERBS = {
@@ -27,10 +27,6 @@ VERBS = {
 }
 _LEVELS = ("bytes", "import", "probe")
 _UNCHANGED = "Nothing was changed."
-
-
-class TerminatedError(BaseException):
-    """SIGTERM arrived. Unwinds like KeyboardInterrupt, so that a transaction rolls back."""
 
 
 class _Parser(argparse.ArgumentParser):

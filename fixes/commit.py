@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fixes import books, bytecode, flock, outcome, report, session, verify
 from fixes.digest import sha256
-from fixes.errors import ExitCode, FixesError
+from fixes.errors import ExitCode, FixesError, TerminatedError
 from fixes.outcome import FixLine, Report
 from fixes.plan import FilePlan, Plan
 from fixes.session import Look, Session
@@ -77,7 +77,12 @@ def _write(here: Session, found: Look, plan: Plan, order: Order, done: Report) -
             state = final[item.target]
             if state is not None:
                 transaction.amend(item.state, dump(state))
-        transaction.finish()
+        try:
+            transaction.finish()
+        except (KeyboardInterrupt, TerminatedError):
+            # Past the commit point all is in and proven, and the run says so.
+            if not transaction.final:
+                raise
 
 
 def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) -> None:

@@ -74,6 +74,10 @@ class FixesError(Exception):
         return worst(self.problems)
 
 
+class TerminatedError(BaseException):
+    """SIGTERM arrived. Unwinds like KeyboardInterrupt, so that a transaction rolls back."""
+
+
 def worst(problems: Iterable[Problem]) -> ExitCode:
     """The exit code of a set of problems, by PRECEDENCE; OK for none."""
     codes = {problem.code for problem in problems}

@@ -137,6 +137,11 @@ class Transaction:
         with naming(self._journal.home.parent):
             self._journal.sync_folders()
 
+    @property
+    def final(self) -> bool:
+        """Whether the commit point has been passed: nothing is rolled back any more."""
+        return not self._open
+
     def commit(self) -> None:
         """Put everything in place. It can still be rolled back."""
         for entry in self._journal.entries:
