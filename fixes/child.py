@@ -44,7 +44,7 @@ def main() -> None:
         for spec in request["probes"]:
             limit = min(float(request["probe_s"]), left)
             start = time.monotonic()
-            probes[spec["id"]] = _forked(spec, limit)
+            probes[spec["id"]] = forked(spec, limit)
             left = max(0.0, left - (time.monotonic() - start))
     json.dump(
         {
@@ -100,10 +100,10 @@ class _Imports:
     def _check(self, spec: dict[str, Any], module: ModuleType) -> None:
         """Each name must be there, and a function must be the code of a fixed file.
 
-        In a module that was fixed that is the code of the same name; elsewhere (a subclass, a
-        re-export) it is the code of that name in any fixed file.
+        Where the module is a fixed file that defines the name, that is its code of the same name;
+        elsewhere (a subclass, a re-export) it is the code of any fixed file.
         """
-        own = self._codes.get(spec["module"])
+        own = self._codes.get(spec["module"], {})
         for name in spec["names"]:
             value: Any = module
             for part in name.split("."):
@@ -114,8 +114,8 @@ class _Imports:
             live = _code(value)
             if live is None:
                 continue
-            if own is not None:
-                good = live in own.get(name, ())
+            if name in own:
+                good = live in own[name]
             else:
                 every = (codes for file in self._codes.values() for codes in file.values())
                 good = any(live in codes for codes in every)
@@ -160,21 +160,26 @@ def _code_objects(code: CodeType, prefix: str = "") -> dict[str, list[CodeType]]
     return found
 
 
-def _forked(spec: dict[str, Any], limit: float) -> dict[str, Any]:
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that forked it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def forked(spec: dict[str, Any], limit: float) -> dict[str, Any]:
     """Run one probe in a fork of this process, and end it when its time is over."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.write(writer, json.dumps(_probe(spec)).encode())
+        end_with_parent()
+        os.write(writer, json.dumps(_probe(spec)).encode() + b"\n")
         os._exit(0)
     os.close(writer)
     try:
         deadline = time.monotonic() + limit
         data = b""
-        while True:
+        while not data.endswith(b"\n"):  # what the probe left running may hold the pipe open
             ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return {"answer": None, "reason": f"no answer within {limit:.0f} s"}
