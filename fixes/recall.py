@@ -14,14 +14,15 @@ import argparse
 import glob
 import json
 import os
+from pathlib import Path
 from typing import Any
 
-from fixes import catalogue, environment, tree
+from fixes import __version__, catalogue, distribution, environment, tree
 from fixes.digest import of_fixes, of_surroundings, sha256, unseal
 from fixes.environment import Environment
 from fixes.errors import FixesError
 from fixes.record import matches
-from fixes.tree import JOURNAL, Tree
+from fixes.tree import LEFTOVER, Tree
 
 LEVELS = ("none", "bytes", "import", "probe")
 
@@ -46,14 +47,15 @@ def answer(options: argparse.Namespace) -> dict[str, Any] | None:
             return None
         report: dict[str, Any] = told["report"]
         expected = options.expect_digest or report["digest"]
-        if expected.removeprefix("sha256:") != report["digest"]:
+        if not expected.removeprefix("sha256:") == report["digest"] == state["digest"]:
             return None
         lock = _lock(options, found, state)
-        if lock is None or _platform(lock, env) or not _same(found, env, state, lock):
+        if lock is None or _platform(lock, found, env) or not _same(found, env, state, lock):
             return None
+        # The tree may have been copied, or be mounted, elsewhere.
+        return {**report, "trees": [{**report["trees"][0], "path": str(found.site)}]}
     except (FixesError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return report
 
 
 def _lock(options: argparse.Namespace, found: Tree, state: dict[str, Any]) -> dict[str, Any] | None:
@@ -63,29 +65,36 @@ def _lock(options: argparse.Namespace, found: Tree, state: dict[str, Any]) -> di
     data = source.read(catalogue.lock_name(name))
     lock: dict[str, Any] = json.loads(data)
     same = (
-        state["profile"] == name
+        state["tool"] == __version__
+        and state["profile"] == name
         and state["lock"] == sha256(data)
         and state["release"] == found.version
         and lock["release"] == found.release
+        and set(state["fixes"]) <= set(lock["fixes"])
         and all(source.sha256(path) == known for path, known in lock["authored"].items())
     )
     return lock if same else None
 
 
-def _platform(lock: dict[str, Any], env: Environment) -> bool:
+def _platform(lock: dict[str, Any], found: Tree, env: Environment) -> bool:
     """Whether there is any sign of a platform that the whole run would have to look at."""
+    paths = (str(found.site), *env.paths)
     for platform in lock["platforms"].values():
         names = [platform["package"], *platform["packages"]]
-        if any(os.path.exists(f"{folder}/{name}") for folder in env.paths for name in names):
+        if any(tree.installed(name, paths) for name in names):
             return True
         if any(glob.glob(pattern) for pattern in platform["devices"]):
             return True
-    return False
+    return bool(distribution.plugins(paths))
 
 
 def _same(found: Tree, env: Environment, state: dict[str, Any], lock: dict[str, Any]) -> bool:
-    """Every fixed file holds a post-image of the lock, RECORD says so, nothing around changed."""
-    if os.path.lexists(found.home / JOURNAL) or found.state_record is None:
+    """Every fixed file holds a post-image of the lock, every other file that a fix touches its
+    pre-image, RECORD says so, nothing around changed.
+    """
+    if found.state_record is None or any(
+        name.startswith(LEFTOVER) for name in os.listdir(found.home)
+    ):
         return False
     record = found.state_record.read_bytes()
     fixed = []
@@ -100,7 +109,15 @@ def _same(found: Tree, env: Environment, state: dict[str, Any], lock: dict[str, 
         if not matches(record, path, post, len(data)):
             return False
         fixed.append((pinned["target"], path, post))
+    for path in lock["files"].keys() - {path for _, path, _ in fixed}:
+        if not _pristine(tree.resolve(found, path), lock["files"][path]["pristine"]):
+            return False
     digest = of_fixes(fixed, {found.target: found.release})
     beside = tree.siblings(found, env)
     mark = of_surroundings(state["lock"], digest, env.version, [record], beside)
     return bool(digest == state["digest"] and mark == state["verified"]["fingerprint"])
+
+
+def _pristine(path: Path, known: dict[str, Any]) -> bool:
+    """Whether a file holds a pre-image; one that a fix would add has none and is not there."""
+    return sha256(path.read_bytes()) in known if known else not os.path.lexists(path)

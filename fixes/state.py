@@ -120,6 +120,8 @@ def load(data: bytes) -> State:
             FixedFile(**{**entry, "fixes": tuple(entry["fixes"])}) for entry in body.pop("files")
         ]
         verified = body.pop("verified")
+        if verified:
+            Level[verified["level"].upper()]  # a word that is no level is damage as well
         body["fixes"], body["accepted"] = tuple(body["fixes"]), tuple(body["accepted"])
         return State(
             **body,

@@ -24,8 +24,8 @@ STATE = "fixes-applied.json"
 #: Where no dist-info can hold it: a name that is importable beside the modules, and no module.
 BARE_STATE = "_fixes_applied.json"
 _FINDER = r"__editable__\w+_finder"
-#: The journal of a transaction, beside the state while one is under way (fixes/journal.py).
-JOURNAL = ".fixes-journal.json"
+#: What a transaction puts beside the state while it is under way (fixes/journal.py) starts so.
+LEFTOVER = ".fixes-"
 
 
 class Tree(NamedTuple):
