@@ -96,10 +96,11 @@ def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) 
     records = books.records(here, found, plan)
     states = books.states(here, found, plan)
     final = _proven(here, found, records, states, reached, order, done)
+    changes = _book_changes(here, found, records, final)
+    if not changes:
+        return
     try:
-        with Transaction(
-            here.trees[0].home, _book_changes(here, found, records, final)
-        ) as transaction:
+        with Transaction(here.trees[0].home, changes) as transaction:
             transaction.commit()
             transaction.finish()
     except FixesError as error:

@@ -251,16 +251,15 @@ def launch(
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a process of its own. ``before`` goes in front of its program."""
-    return subprocess.run(
+    done = subprocess.run(
         [*before, python, *(options.pop("flags", ())), launcher, *arguments],
         cwd=cwd,
         env=environ(**(env or {})),
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        timeout=120,
-        **options,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, **options},
     )
+    # Decoded here: line ends are part of what is said.
+    said = ((text or b"").decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *said)
 
 
 def environ(**more: str) -> dict[str, str]:

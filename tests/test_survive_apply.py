@@ -1,0 +1,382 @@
+"""Applying, applying again and taking back, on files of every kind and by every installer."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+
+import installs
+import places
+import pytest
+from places import Place
+from release import BUNDLE, CORE, CRLF, FIXED, launch
+
+#: Names every event that could write, lock or start something, at the end of the run.
+WATCH = places.behind(
+    """
+import atexit, os
+seen = []
+NAMES = ("fcntl.flock", "os.rename", "os.remove", "os.link", "os.symlink", "os.mkdir", "os.rmdir",
+    "os.utime", "os.chmod", "os.chown", "os.setxattr", "os.truncate", "subprocess.Popen", "os.fork")
+def hook(event, arguments):
+    flags = arguments[2] if event == "open" else 0
+    if event in NAMES or isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        seen.append((event, str(arguments[0])))
+sys.addaudithook(hook)
+atexit.register(lambda: print("seen:", seen, file=sys.stderr))
+"""
+)
+
+
+@pytest.fixture(params=["uv", "pip"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return places.environment(tmp_path / "env", request.param)
+
+
+def digest(output: str) -> str:
+    return output.rstrip().rpartition("sha256:")[2]
+
+
+def test_a_first_run_fixes_and_proves_and_a_revert_gives_every_byte_back(place: Place) -> None:
+    output = place.ok(BUNDLE)
+    assert place.is_fixed()
+    assert "verified to probe: 5 files hashed, RECORD agrees" in output
+    assert "3 of 3 probes passed" in output
+    assert (place.info / "RECORD").read_bytes() != place.pristine[f"{place.info.name}/RECORD"]
+    place.ok("revert", "--all")
+    assert place.is_pristine()
+
+
+def test_record_lists_the_state_and_agrees_with_every_file(place: Place) -> None:
+    place.ok(BUNDLE)
+    text = (place.info / "RECORD").read_bytes()
+    pip = b"\r\n" in place.pristine[f"{place.info.name}/RECORD"]
+    assert (text.count(b"\n") == text.count(b"\r\n")) is pip
+    import base64
+    import csv
+    import hashlib
+
+    rows = {row[0]: row[1:] for row in csv.reader(text.decode().splitlines())}
+    assert rows[f"{place.info.name}/{places.STATE}"] == ["", ""]
+    for path in FIXED:
+        data = (place.site / path).read_bytes()
+        told = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        assert rows[path] == [f"sha256={told}", str(len(data))]
+
+
+def test_an_uninstall_takes_everything_along(tmp_path: Path) -> None:
+    place = places.by_uv(tmp_path / "env")
+    place.ok(BUNDLE)
+    installs.uv("pip", "uninstall", "--quiet", "--python", str(place.python), "vllm")
+    assert not place.package.exists() and not place.info.exists()
+
+
+def test_an_upgrade_brings_a_tree_that_is_fixed_anew(tmp_path: Path) -> None:
+    place = places.by_uv(tmp_path / "env")
+    first = digest(place.ok(BUNDLE))
+    installs.uv_install(place.python or Path(), "--reinstall", str(place.release.wheel))
+    assert place.is_pristine()
+    assert digest(place.ok(BUNDLE)) == first and place.is_fixed()
+
+
+def test_a_second_run_writes_nothing_takes_no_lock_and_starts_nothing(place: Place) -> None:
+    place.ok(BUNDLE)
+    before = places.identities(place.site)
+    watch = {**WATCH, "env": {"PYTHONDONTWRITEBYTECODE": "1"}}  # the checkout's own
+    for arguments in ((BUNDLE,), ("--verify", "bytes", BUNDLE), ("--quiet", BUNDLE)):
+        done = place.run(*arguments, **watch)
+        assert done.returncode == 0 and "seen: []" in done.stderr, done.stderr
+    # Another question about the same tree needs the whole run, and no more than that.
+    for arguments in (("end", "ready"), ("status",), (BUNDLE, "--dry-run"), ("diff", BUNDLE)):
+        done = place.run(*arguments, **watch)
+        assert done.returncode == 0 and "seen: []" in done.stderr, done.stderr
+    assert places.identities(place.site) == before
+
+
+def test_the_watch_sees_a_first_run(tmp_path: Path) -> None:
+    done = places.environment(tmp_path / "env").run(BUNDLE, **WATCH)
+    for event in ("fcntl.flock", "os.rename", "open", "subprocess.Popen"):
+        assert f"('{event}'" in done.stderr
+
+
+def test_a_third_run_adds_one_more_fix(place: Place) -> None:
+    first = digest(place.ok("ready"))
+    second = place.ok("end")
+    assert "already-applied  ready" in second and "applied          end" in second
+    assert digest(second) != first
+    together = digest(place.ok("ready", "end"))
+    assert together == digest(second)
+
+
+def test_the_order_of_fixes_does_not_matter(tmp_path: Path) -> None:
+    names = ("ready", "stop", "end")
+    seen = set()
+    for number, order in enumerate(permutations(names)):
+        place = places.unpacked(tmp_path / str(number))
+        for name in order if number % 2 else ():
+            place.ok(name)
+        seen.add(digest(place.ok(*order)))
+        assert place.is_fixed()
+    place = places.unpacked(tmp_path / "bundle")
+    assert seen == {digest(place.ok(BUNDLE))}
+
+
+def test_a_requirement_comes_along_and_does_not_go_alone(tmp_path: Path) -> None:
+    place = places.environment(tmp_path / "env")
+    document = place.json("work")
+    assert [line["id"] for line in document["fixes"]] == ["ready", "work"]
+    assert place.json("revert", "ready")["problems"][0]["kind"] == "conflict"
+    place.ok("revert", "work", "ready")
+    assert place.is_pristine()
+
+
+def test_all_fixes_at_once_are_proven(place: Place) -> None:
+    """One fix's name is reached through a module that another one changes."""
+    assert "4 of 4 probes passed" in place.ok(BUNDLE, "work")
+
+
+def test_reverting_one_fix_is_the_others_alone(place: Place) -> None:
+    place.ok(BUNDLE)
+    output = place.ok("revert", "stop")
+    assert "reverted         stop" in output
+    assert not (place.package / "added.py").exists()
+    assert (place.package / "crlf.py").read_bytes() == CRLF.encode()
+    again = place.ok("ready", "end")
+    assert digest(again) == digest(output)
+    place.ok("stop")
+    assert place.is_fixed()
+    for name in ("ready", "end", "stop"):
+        place.ok("revert", name)
+    assert place.is_pristine()
+
+
+def test_reverting_what_is_not_in_changes_nothing(tmp_path: Path) -> None:
+    place = places.unpacked(tmp_path / "x")
+    before = places.identities(place.site)
+    assert "nothing to change" in place.ok("revert", "--all")
+    assert "nothing to change" in place.ok("revert", "end")
+    assert places.identities(place.site) == before
+
+
+def test_fixed_files_without_a_state_are_recognised_and_recorded_again(place: Place) -> None:
+    first = digest(place.ok(BUNDLE))
+    place.state.unlink()
+    before = {path: (place.site / path).stat().st_ino for path in FIXED}
+    assert digest(place.ok(BUNDLE)) == first
+    assert before == {path: (place.site / path).stat().st_ino for path in FIXED}
+    assert place.state.exists()
+    place.state.unlink()
+    place.ok("revert", "--all")
+    assert place.is_pristine()
+
+
+def test_files_that_were_copied_over_another_install_are_recognised(tmp_path: Path) -> None:
+    """A layer with the fixed files and nothing else; RECORD still has the old hashes."""
+    place = places.environment(tmp_path / "env")
+    for path, data in FIXED.items():
+        (place.site / path).write_bytes(data)
+    output = place.ok(BUNDLE)
+    assert "nothing to change" in output and "probes passed" in output
+    assert place.json("status")["exit"] == 0
+    place.ok("revert", "--all")
+    assert place.is_pristine()
+
+
+def test_a_cpu_build_has_a_pre_image_of_its_own(tmp_path: Path) -> None:
+    place = places.unpacked(tmp_path / "x", cpu=True)
+    place.ok(BUNDLE)
+    fixed = b"# For a CPU.\n" + FIXED["vllm/core.py"]
+    assert (place.package / "core.py").read_bytes() == fixed
+    place.ok("revert", "--all")
+    assert place.is_pristine()
+
+
+@pytest.mark.parametrize("mode", ["hardlink", "symlink"])
+def test_a_file_shared_with_the_cache_of_uv_is_never_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    place = places.by_uv(tmp_path / "env", "--link-mode", mode)
+    core = place.package / "core.py"
+    linked = core.is_symlink() if mode == "symlink" else core.stat().st_nlink == 2
+    assert linked, f"uv does not {mode} here"
+    cache = places.snapshot(tmp_path / "cache")
+    inodes = {p: p.stat().st_ino for p in (tmp_path / "cache").rglob("*")}
+    place.ok(BUNDLE)
+    assert place.is_fixed() and not core.is_symlink() and core.stat().st_nlink == 1
+    other = places.by_uv(tmp_path / "other", "--link-mode", mode)
+    assert other.is_pristine() and (other.package / "core.py").read_bytes() == CORE.encode()
+    place.ok("revert", "--all")
+    assert place.is_pristine()
+    assert {p: p.stat().st_ino for p in inodes} == inodes
+    assert {p: d for p, d in places.snapshot(tmp_path / "cache").items() if p in cache} == cache
+
+
+STALE = {
+    "by time and size": py_compile.PycInvalidationMode.TIMESTAMP,
+    "never checked": py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    "by hash": py_compile.PycInvalidationMode.CHECKED_HASH,
+}
+
+
+@pytest.mark.parametrize("mode", STALE)
+@pytest.mark.parametrize("dont_write", ["", "1"])
+def test_no_bytecode_outlives_its_source(tmp_path: Path, mode: str, dont_write: str) -> None:
+    """open.py keeps its size when it is fixed, and here its second as well."""
+    place = places.environment(tmp_path / "env")
+    source = place.package / "open.py"
+    assert source.stat().st_size == len(FIXED["vllm/open.py"])
+    soon = os.stat(source).st_mtime + 10_000  # the fixed file would have this second
+    os.utime(source, (soon, soon))
+    stale = [
+        py_compile.compile(str(source), invalidation_mode=STALE[mode], optimize=level)
+        for level in (-1, 1, 2)
+    ]
+    env = {"PYTHONDONTWRITEBYTECODE": dont_write} if dont_write else {}
+    document = place.json("end", env=env)
+    assert document["exit"] == 0 and document["level"] == "probe"
+    kept = [path for path in stale if os.path.exists(str(path))]
+    assert len(kept) == (0 if mode == "never checked" else 3)
+    for flags in ((), ("-O",), ("-OO",)):
+        done = subprocess.run(
+            [place.python or "", *flags, "-c", "import vllm.open; print(vllm.open.end())"],
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"]},
+            cwd="/",
+        )
+        assert done.stdout == "3\n", done.stderr
+    place.ok("revert", "end")
+    assert source.read_bytes() == place.pristine["vllm/open.py"]
+
+
+FOREIGN = CORE + "\n\nclass Other:\n    def start(self):\n        return 0\n"
+TWICE = CORE + "\n\n" + CORE.partition("\n\n\n")[2].partition("\n\n\n")[0] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [(CORE.replace("self.ready = False", "self.ready = None"), "drifted"), (TWICE, "ambiguous")],
+)
+def test_a_foreign_file_is_refused_and_accepted_only_where_each_hunk_has_one_place(
+    tmp_path: Path, text: str, kind: str
+) -> None:
+    place = places.environment(tmp_path / "env")
+    core = place.package / "core.py"
+    core.write_text(text)
+    before = places.identities(place.site)
+    assert place.json("ready")["problems"][0]["kind"] == "foreign"
+    document = place.json("ready", "--allow-foreign", "vllm/core.py")
+    assert [problem["kind"] for problem in document["problems"]] == [kind]
+    assert places.identities(place.site) == before
+
+
+def test_a_foreign_file_that_is_accepted_is_named_and_given_back(tmp_path: Path) -> None:
+    place = places.environment(tmp_path / "env")
+    core = place.package / "core.py"
+    core.write_text("# Ours.\n" + FOREIGN)
+    place.pristine["vllm/core.py"] = core.read_bytes()
+    document = place.json("ready", "--allow-foreign", "vllm/core.py")
+    assert document["exit"] == 0 and document["accepted"][0].startswith("foreign pre-image of")
+    (file,) = [file for file in document["files"] if file["path"] == "vllm/core.py"]
+    assert file["offsets"] == [1]
+    # The state knows it: later runs need not name it, and say so again.
+    assert place.json("ready")["accepted"] == document["accepted"]
+    assert place.json("end")["accepted"] == document["accepted"]
+    assert place.json("status")["exit"] == 0
+    place.ok("revert", "--all")
+    assert core.read_text() == "# Ours.\n" + FOREIGN
+
+
+def test_a_diff_with_a_wrong_count_never_gets_into_a_lock(tmp_path: Path) -> None:
+    from release import FIXES, READY, Release
+
+    release = Release(tmp_path)
+    lock = release.root / "profiles/v0.30.0.lock.json"
+    before = lock.read_bytes()
+    patch = "patches/ready/v0.30.0.patch"
+    release.write(patch, READY.replace("@@ -4,4 +4,4 @@", "@@ -4,4 +4,5 @@"))
+    done = release.lock()
+    assert done.returncode == 1 and patch in done.stderr
+    assert lock.read_bytes() == before
+    # And what was locked before is refused as long as the patch is not what it was.
+    place = places.unpacked(tmp_path / "x", release)
+    assert "stale-lock" in place.fails(1, "ready")
+    release.write(patch, FIXES["ready"].files["v0.30.0.patch"])
+    place.ok("ready")
+
+
+def test_a_run_that_only_looks_changes_nothing(place: Place) -> None:
+    before = places.identities(place.site)
+    assert "would change 5 files" in place.ok(BUNDLE, "--dry-run")
+    assert place.json(BUNDLE, "--dry-run")["dry_run"] is True
+    place.ok("status")
+    assert place.run("verify").returncode == 1
+    text = place.ok("diff", BUNDLE)
+    assert places.identities(place.site) == before
+    _check_diff(place, text)
+
+
+def _check_diff(place: Place, text: str) -> None:
+    """What ``diff`` prints, git applies, and it makes the fixed files."""
+    folder = place.site.parent / "by-git"
+    shutil.copytree(place.package, folder / "vllm")
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("no git")
+    (folder / "x.diff").write_bytes(text.encode())
+    subprocess.run([git, "apply", "--whitespace=nowarn", "x.diff"], cwd=folder, check=True)
+    assert all((folder / path).read_bytes() == data for path, data in FIXED.items())
+
+
+def test_a_digest_that_is_expected(place: Place) -> None:
+    before = places.identities(place.site)
+    planned: str = place.json(BUNDLE, "--dry-run")["digest"]
+    for wrong in ("0" * 64, f"sha256:{'0' * 64}", planned[:12]):
+        document = place.json(BUNDLE, "--expect-digest", wrong)
+        assert document["exit"] == 10 and document["problems"][0]["kind"] == "digest"
+    assert places.identities(place.site) == before
+    place.ok(BUNDLE, "--expect-digest", planned)
+    for right in (planned, f"sha256:{planned}"):
+        place.ok(BUNDLE, "--expect-digest", right)
+    assert place.json(BUNDLE, "--expect-digest", "0" * 64)["exit"] == 10
+    assert place.json("verify", "--expect-digest", "0" * 64)["exit"] == 10
+    assert place.is_fixed()
+
+
+REVERTED: dict[str, Callable[[Path], object]] = {
+    "a profile that knows the fix no more": lambda root: _forget(root),
+    "no lock": lambda root: (root / "profiles/v0.30.0.lock.json").unlink(),
+    "a stale lock": lambda root: (root / "patches/ready/probe.py").unlink(),
+    "a damaged lock": lambda root: (root / "profiles/v0.30.0.lock.json").write_text("{"),
+    "no profile": lambda root: (root / "profiles/v0.30.0.toml").unlink(),
+}
+
+
+def _forget(root: Path) -> None:
+    path = root / "profiles/v0.30.0.lock.json"
+    lock = json.loads(path.read_text())
+    del lock["fixes"]["end"]
+    del lock["files"]["vllm/open.py"]
+    lock["bundles"] = {}
+    path.write_text(json.dumps(lock))
+
+
+@pytest.mark.parametrize("case", REVERTED)
+def test_all_fixes_are_taken_out_by_the_state_alone(tmp_path: Path, case: str) -> None:
+    place = places.environment(tmp_path / "env")
+    place.ok(BUNDLE)
+    root = shutil.copytree(place.release.root, tmp_path / "root")
+    REVERTED[case](root)
+    other = launch(place.python or "", "ready", "--profiles", root)
+    assert other.returncode in (1, 4), other.stdout + other.stderr
+    assert place.is_fixed()
+    done = launch(place.python or "", "revert", "--all", "--profiles", root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.is_pristine()
