@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FixesError as error:
         return _failed(error.problems, arguments)
     except KeyboardInterrupt:
-        return _stopped("interrupted", ExitCode.INTERRUPTED)
+        return _stopped("interrupted", ExitCode.INTERRUPTED, arguments)
     except TerminatedError:
-        return _stopped("terminated", ExitCode.TERMINATED)
+        return _stopped("terminated", ExitCode.TERMINATED, arguments)
     except Exception as error:
         return _internal(arguments, error)
     finally:
@@ -84,11 +84,10 @@ def _run(arguments: list[str]) -> int:
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     command.add_arguments(parser)
-    options = parser.parse_intermixed_args(rest)
-    if options.help:
+    if {"-h", "--help"} & set(rest):
         report.emit(parser.format_help())
         return ExitCode.OK
-    return command.run(options)
+    return command.run(parser.parse_intermixed_args(rest))
 
 
 def _command(module: str) -> _Command:
@@ -157,13 +156,13 @@ def _failed(problems: Sequence[Problem], arguments: list[str]) -> ExitCode:
         verb = arguments[0] if arguments[0] in VERBS else "apply"
         report.show(Report(verb, problems=list(problems)).document(), as_json=True)
     else:
-        report.complain(problems, _UNCHANGED)
+        # Where it could not be recovered, files are as the interrupted run left them.
+        report.complain(problems, "" if code is ExitCode.UNRECOVERABLE else _UNCHANGED)
     return code
 
 
-def _stopped(word: str, code: ExitCode) -> int:
-    report.complain([Problem(code, word, "what had been written was rolled back")])
-    return code
+def _stopped(word: str, code: ExitCode, arguments: list[str]) -> int:
+    return _failed([Problem(code, word, "what had been written was rolled back")], arguments)
 
 
 def _internal(arguments: list[str], error: Exception) -> int:
@@ -185,5 +184,5 @@ def _internal(arguments: list[str], error: Exception) -> int:
     ]
     if "--json" in arguments:
         _failed([Problem(ExitCode.INTERNAL, "internal", line, "; ".join(places))], arguments)
-    report.emit("\n".join(lines) + "\n", sys.stderr)
+    report.emit("\n".join(lines) + "\n", error=True)
     return ExitCode.INTERNAL

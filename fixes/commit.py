@@ -6,7 +6,6 @@ byte back, a failed verification included.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +44,7 @@ def carry_out(here: Session, order: Order, plan_for: Callable[[Look], Plan]) -> 
     homes = [item.home for item in here.trees]
 
     def waiting() -> None:
-        report.emit("waiting for another run on this tree\n", sys.stderr)
+        report.emit("waiting for another run on this tree\n", error=True)
 
     with flock.held(homes, order.wait, waiting):
         for home in homes:

@@ -27,6 +27,8 @@ class ExitCode(enum.IntEnum):
 
 #: Where several codes hold, the first of these decides; all problems are reported.
 PRECEDENCE = (
+    ExitCode.INTERRUPTED,
+    ExitCode.TERMINATED,
     ExitCode.INTERNAL,
     ExitCode.USAGE,
     ExitCode.UNRECOVERABLE,

@@ -86,7 +86,7 @@ def complain(problems: Iterable[Problem], last: str = "") -> None:
     """Print problems to standard error: what, where, what to do."""
     _complain([problem_document(problem) for problem in problems])
     if last:
-        emit(f"{last}\n", sys.stderr)
+        emit(f"{last}\n", error=True)
 
 
 def _complain(problems: Iterable[Document]) -> None:
@@ -94,22 +94,22 @@ def _complain(problems: Iterable[Document]) -> None:
     for problem in problems:
         place = f"{problem['where']}: " if problem["where"] else ""
         label = paint(f"{problem['kind']}:", "bad", colour)
-        emit(f"{label} {place}{problem['what']}\n", sys.stderr)
+        emit(f"{label} {place}{problem['what']}\n", error=True)
         if problem["hint"]:
-            emit(f"  {problem['hint']}\n", sys.stderr)
+            emit(f"  {problem['hint']}\n", error=True)
 
 
-def emit(text: str, stream: TextIO | None = None) -> None:
-    """Write text; a reader that has gone away does not change the verdict."""
-    stream = stream or sys.stdout
-    if stream is None:  # started with a closed standard output
+def emit(text: str, *, error: bool = False) -> None:
+    """Write text to an output; a reader that has gone away does not change the verdict."""
+    stream = sys.stderr if error else sys.stdout
+    if stream is None:  # started with it closed
         return
     try:
         stream.write(text)
         stream.flush()
     except UnicodeEncodeError:
         safe = text.encode(stream.encoding or "ascii", "backslashreplace")
-        emit(safe.decode(stream.encoding or "ascii"), stream)
+        emit(safe.decode(stream.encoding or "ascii"), error=error)
     except (OSError, ValueError):
         _silence(stream)
 

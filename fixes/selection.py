@@ -146,6 +146,6 @@ def _unknown(name: str, lock: Lock) -> Problem:
     if name in VERBS:
         hint = f"a verb comes first: apply_all.py {name} ..."
         return Problem(ExitCode.USAGE, "usage", f"{name} is no fix but a verb", hint=hint)
-    near = get_close_matches(name, [*lock.fixes, *lock.bundles], 1)
+    near = get_close_matches(name, [*lock.fixes, *lock.bundles, *VERBS], 1)
     hint = f"did you mean {near[0]}?" if near else f"`vllm-fixes list --profile {lock.profile}`"
     return Problem(ExitCode.USAGE, "unknown-fix", f"no fix or bundle {name}", hint=hint)

@@ -142,6 +142,10 @@ def _child(executable: str, request: dict[str, object]) -> dict[str, Any]:
             timeout=CHILD_S,
             check=False,
         )
+    except OSError as error:
+        what = f"the interpreter cannot be run: {error.strerror}"
+        problem = Problem(ExitCode.VERIFICATION_FAILED, "import", what, executable)
+        raise FixesError(problem) from None
     except subprocess.TimeoutExpired:
         what = f"imports and probes took longer than {CHILD_S:.0f} s"
         raise FixesError(Problem(ExitCode.VERIFICATION_FAILED, "import", what)) from None
