@@ -305,11 +305,11 @@ def probe() -> tuple[int, str]:
     for name, value in HEARTBEAT_MS.items():
         setattr(shm_broadcast, name, value)
     running = {}
+    deadline = time.monotonic() + 9
     for name, scenario in SCENARIOS.items():
         pid, pipe = _fork(lambda _result, scenario=scenario: scenario())
         running[pipe] = (name, pid)
     faults = []
-    deadline = time.monotonic() + 9
     while running:
         ready, _, _ = select.select(list(running), [], [], max(0, deadline - time.monotonic()))
         for pipe in ready or list(running):
