@@ -53,8 +53,10 @@ def run(
     import_s: int = IMPORT_S,
     jobs: int | None = None,
 ) -> list[dict[str, Answer]]:
-    """The answers of each trial by probe. ``probes`` are the sources, ``targets`` the packages
-    that the trees hold, ``jobs`` the number of trees at a time (default: one a processor).
+    """The answers of each trial by probe.
+
+    ``probes`` are the sources by id, ``targets`` the packages that the trees hold. ``jobs``
+    trees are tried at a time: one more than there are processors, since probes mostly wait.
 
     Raises FixesError, kind ``no-answer``, if the interpreter ``python`` comes to no end.
     """
@@ -69,7 +71,7 @@ def run(
                 for name, source in probes.items()
             },
             "trees": [asdict(trial) for trial in trials],
-            "jobs": jobs or os.cpu_count() or 1,
+            "jobs": jobs or (os.cpu_count() or 1) + 1,
             "import_s": import_s,
             "probe_s": probe_s,
         }
