@@ -31,6 +31,7 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.dont_write_bytecode = True
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the probe as well
     request = json.load(sys.stdin)
     working = os.getcwd()
     sys.path[:] = [entry for entry in sys.path if entry not in ("", working)]
@@ -172,6 +173,7 @@ def forked(spec: dict[str, Any], limit: float) -> dict[str, Any]:
     if child == 0:
         os.close(reader)
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         end_with_parent()
         os.write(writer, json.dumps(_probe(spec)).encode() + b"\n")
         os._exit(0)

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError, Problem
@@ -21,10 +21,15 @@ from fixes.session import Look, Session
 from fixes.state import Level
 from fixes.tree import Tree
 
+if TYPE_CHECKING:
+    import subprocess
+
 #: Seconds for one probe and for all of them (design: a timeout is a failure).
 PROBE_S, PROBES_S = 10.0, 60.0
 #: Seconds for the imports and the probes together, before the child is ended.
 CHILD_S = 600.0
+#: Seconds for the child to end what it started, when it is not waited for any more.
+ENDING_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -131,17 +136,20 @@ def _child(executable: str, request: dict[str, object]) -> dict[str, Any]:
 
     from fixes.catalogue import package_source
 
-    environ = _quiet_environment()
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             [executable, "-c", package_source("child.py").decode()],
-            input=json.dumps(request).encode(),
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             cwd="/",
-            env=environ,
-            timeout=CHILD_S,
-            check=False,
-        )
+            env=_quiet_environment(),
+        ) as child:
+            try:
+                out, err = child.communicate(json.dumps(request).encode(), CHILD_S)
+            except BaseException:
+                _end(child)
+                raise
     except OSError as error:
         what = f"the interpreter cannot be run: {error.strerror}"
         problem = Problem(ExitCode.VERIFICATION_FAILED, "import", what, executable)
@@ -150,14 +158,27 @@ def _child(executable: str, request: dict[str, object]) -> dict[str, Any]:
         what = f"imports and probes took longer than {CHILD_S:.0f} s"
         raise FixesError(Problem(ExitCode.VERIFICATION_FAILED, "import", what)) from None
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(out)
     except ValueError:
-        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
-        what = f"the interpreter ended with {done.returncode}: {tail[0]}"
+        tail = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        what = f"the interpreter ended with {child.returncode}: {tail[0]}"
         raise FixesError(
             Problem(ExitCode.VERIFICATION_FAILED, "import", what, executable)
         ) from None
     return answer
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Let the child end its probe and all that the probe started; then end it."""
+    from subprocess import TimeoutExpired
+
+    try:
+        child.terminate()
+        child.wait(ENDING_S)
+    except TimeoutExpired:
+        return
+    finally:
+        child.kill()
 
 
 def _quiet_environment() -> dict[str, str]:
