@@ -29,6 +29,13 @@ _LEVELS = ("bytes", "import", "probe")
 _UNCHANGED = "Nothing was changed."
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Help of a fixed width: asking for the terminal's would import shutil on every run."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=96)
+
+
 class _Parser(argparse.ArgumentParser):
     """Argparse that raises FixesError and suggests the nearest option."""
 
@@ -80,7 +87,11 @@ def _run(arguments: list[str]) -> int:
     module, about = VERBS[verb]
     command = _command(module)
     parser = _Parser(
-        prog=f"vllm-fixes {verb}", description=about, allow_abbrev=False, add_help=False
+        prog=f"vllm-fixes {verb}",
+        description=about,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     command.add_arguments(parser)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,15 +50,21 @@ def read(path: str) -> bytes | None:
         os.close(handle)
 
 
-def listing(folder: str, *endings: str) -> list[str]:
+def listing(folder: str, *endings: str) -> tuple[str, ...]:
     """Names in a folder with one of some endings, sorted; none if it is no folder (a zip)."""
     try:
-        return sorted([name for name in os.listdir(folder) if name.endswith(endings)])
+        return _listing(folder, os.stat(folder).st_mtime_ns, endings)
     except (OSError, ValueError):
-        return []
+        return ()
 
 
-def infos(folder: str) -> list[str]:
+@lru_cache(maxsize=256)
+def _listing(folder: str, mtime_ns: int, endings: tuple[str, ...]) -> tuple[str, ...]:
+    """One run asks for the same folder a dozen times; ``mtime_ns`` tells when it has changed."""
+    return tuple(sorted([name for name in os.listdir(folder) if name.endswith(endings)]))
+
+
+def infos(folder: str) -> tuple[str, ...]:
     """Names of the metadata folders in a folder of packages."""
     return listing(folder, ".dist-info", ".egg-info", "EGG-INFO")
 

@@ -61,7 +61,7 @@ def test_what_lists_a_file(tmp_path: Path, record: str, lists: bool) -> None:
 
 def test_folders_that_are_not_there_or_no_folders(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK")
-    assert distribution.infos(str(tmp_path / "x.zip")) == []
+    assert distribution.infos(str(tmp_path / "x.zip")) == ()
     assert distribution.owners(str(tmp_path / "none"), MARKER) == []
     assert distribution.read(str(tmp_path)) is None
     (tmp_path / "vllm-1.dist-info").write_text("a file")
