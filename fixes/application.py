@@ -50,7 +50,7 @@ def planned(here: Session, found: Look, chosen: Selection, options: argparse.Nam
         what = f"--allow-foreign {path}: no fix touches this file"
         problems.append(Problem(ExitCode.USAGE, "usage", what))
     if problems:
-        raise FixesError(*problems)
+        raise FixesError(*problems, *session.unwritable(here, plan))
     return plan
 
 

@@ -56,6 +56,18 @@ def naming(path: Path, code: ExitCode = ExitCode.CANNOT_WRITE) -> Iterator[None]
         raise FixesError(Problem(code, kind, what, str(path), _HINTS[kind])) from error
 
 
+def unwritable(folder: Path) -> Problem | None:
+    """What keeps a folder from being written to, as far as it can be told without trying."""
+    while not folder.is_dir():
+        folder = folder.parent
+    if os.access(folder, os.W_OK | os.X_OK):
+        return None
+    number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+    kind = _KINDS[number]
+    what = os.strerror(number)
+    return Problem(ExitCode.CANNOT_WRITE, kind, what, str(folder), _HINTS[kind])
+
+
 def sha256_of(path: Path) -> str | None:
     """The sha256 of a file's bytes (through a symlink), None if there is nothing."""
     try:

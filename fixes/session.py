@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fixes import catalogue, environment, record, transaction, tree
+from fixes import catalogue, disk, environment, record, transaction, tree
 from fixes.catalogue import Catalogue
 from fixes.digest import of_surroundings
 from fixes.environment import Environment
@@ -105,21 +106,22 @@ def open_session(options: argparse.Namespace, *, without_profile: bool = False) 
     source = catalogue.find(options.profiles)
     env = _environment(options)
     found = tree.find("vllm", env, options.tree)
-    if options.tree is None:
-        import os
-
-        working = environment.working_directory()
-        shadows = tree.shadowing(found, working, os.environ.get("PYTHONPATH", ""))
-        if shadows:
-            raise FixesError(*shadows)
+    shadows = () if options.tree else _shadows(found)
     try:
         lock = source.lock(_profile(source, options.profile, found))
         _gate(lock, found, options.accept_version)
-    except FixesError:
+    except FixesError as error:
         if not (without_profile and found.state.is_file()):
-            raise
+            raise FixesError(*shadows, *error.problems) from error
         lock = Lock("(none)", found.release, {}, {}, {}, {}, {}, ())
+    if shadows:
+        raise FixesError(*shadows)
     return Session(source, lock, env, (found, *_plugins(lock, env, found)), bool(options.tree))
+
+
+def _shadows(found: Tree) -> tuple[Problem, ...]:
+    working = environment.working_directory()
+    return tree.shadowing(found, working, os.environ.get("PYTHONPATH", ""))
 
 
 def _environment(options: argparse.Namespace) -> Environment:
@@ -214,6 +216,21 @@ def _bytes(path: Path | None) -> bytes | None:
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path))) from error
+
+
+def unwritable(session: Session, plan: Plan) -> list[Problem]:
+    """For each tree that the plan writes to, the first folder that it may not write to."""
+    found: dict[str, Problem] = {}
+    for file in plan.writes:
+        place = session.where(file.path)
+        if place is None:
+            continue
+        item, path = place
+        for folder in (item.home, path.parent):
+            problem = disk.unwritable(folder)
+            if problem:
+                found.setdefault(item.target, problem)
+    return list(found.values())
 
 
 def check_records(session: Session, found: Look, files: Sequence[FilePlan]) -> list[Problem]:
