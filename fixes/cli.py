@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
         hint = f"see `{self.prog} --help`"
         known = [option for action in self._actions for option in action.option_strings]
         for word in message.split():
-            if word.startswith("-") and word not in known:
+            if word.startswith("-") and word.rstrip(":") not in known:
                 near = get_close_matches(word.partition("=")[0], known, 1)
                 hint = f"did you mean {near[0]}?" if near else hint
         raise FixesError(Problem(ExitCode.USAGE, "usage", message, hint=hint))

@@ -1,0 +1,260 @@
+"""The command line itself: words, outputs, documents and exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import places
+import pytest
+from places import Place
+from release import BUNDLE, FIXED, PROFILE, launch
+
+from fixes.errors import PRECEDENCE, ExitCode
+
+KEYS = {
+    "verb",
+    "profile",
+    "trees",
+    "fixes",
+    "files",
+    "changed",
+    "dry_run",
+    "level",
+    "verification",
+    "accepted",
+    "notes",
+    "problems",
+    "digest",
+    "tool",
+    "exit",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return places.environment(tmp_path / "env")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Place:
+    return places.unpacked(tmp_path / "tree")
+
+
+def test_help_of_everything() -> None:
+    overview = launch(sys.executable, "--help")
+    assert overview.returncode == 0
+    assert launch(sys.executable).returncode == 2
+    verbs = re.findall(r"^  (\w+) ", overview.stdout, re.MULTILINE)
+    assert {"apply", "status", "verify", "revert", "list", "show", "diff", "lock"} <= set(verbs)
+    for verb in verbs:
+        done = launch(sys.executable, verb, "--help")
+        assert done.returncode == 0 and f"usage: vllm-fixes {verb}" in done.stdout, done.stderr
+        assert launch(sys.executable, verb, "-h").stdout == done.stdout
+
+
+def test_the_version() -> None:
+    from fixes import __version__
+
+    assert launch(sys.executable, "--version").stdout == f"vllm-fixes {__version__}\n"
+
+
+WRONG = {
+    "a fix": (("redy",), "no fix or bundle redy", "did you mean ready?"),
+    "a bundle": (("pipeline-paralel",), "no fix or bundle", "did you mean pipeline-parallel?"),
+    "nothing like a fix": (("qqq",), "no fix or bundle qqq", "list --profile v0.30.0"),
+    "a verb": (("stauts",), "no fix or bundle stauts", "did you mean status?"),
+    "a verb that is not first": (("ready", "status"), "status is no fix but a verb", "comes first"),
+    "an option": (("ready", "--dry-rnu"), "--dry-rnu", "did you mean --dry-run?"),
+    "an option with a value": (("ready", "--profle=x"), "--profle", "did you mean --profile?"),
+    "an option cut short": (("ready", "--dry"), "--dry", "did you mean --dry-run?"),
+    "an option of another verb": (("status", "--dry-run"), "--dry-run", "status --help"),
+    "a level": (("ready", "--verify", "probes"), "invalid choice: 'probes'", "--help"),
+    "a profile": (("ready", "--profile", "0.30.0"), "no profile '0.30.0'", "v0.30.0"),
+    "a profile elsewhere": (("ready", "--profile", "../x"), "no profile '../x'", "v0.30.0"),
+    "no fix": ((), "required: FIX", "--help"),
+    "nothing to revert": (("revert",), "name the fixes to take out, or give --all", ""),
+    "too much to revert": (("revert", "ready", "--all"), "or give --all", ""),
+    "no such path": (
+        ("ready", "--allow-foreign", "vllm/x.py"),
+        "--allow-foreign vllm/x.py: no fix touches this file",
+        "",
+    ),
+    "a level that needs more": (("ready", "--verify", "probe"), "needs an interpreter", "--python"),
+    "no such interpreter": (("ready", "--python", "/x/python"), "no such executable file", ""),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_words_that_are_wrong(tree: Place, case: str) -> None:
+    arguments, what, hint = WRONG[case]
+    if not arguments:
+        arguments = ("--quiet",)
+    said = tree.fails(2, *arguments)
+    assert what in said and hint in said and "Traceback" not in said
+    document = tree.json(*arguments)
+    assert document["exit"] == 2 and set(document) == KEYS
+    assert tree.is_pristine()
+
+
+def test_profiles_that_are_none(tmp_path: Path) -> None:
+    done = launch(sys.executable, "ready", "--tree", tmp_path, "--profiles", tmp_path)
+    assert done.returncode == 2 and "does not hold the folders" in done.stderr
+
+
+def test_list_and_show_know_the_profile() -> None:
+    root = ("--profiles", places.standard().root)
+    done = launch(sys.executable, "list", *root)
+    assert done.returncode == 0
+    assert "v0.30.0 (vLLM 0.30.0)" in done.stdout and "pipeline-parallel: all" in done.stdout
+    assert re.search(r"upstream +already-upstream +What upstream is about", done.stdout)
+    document = json.loads(launch(sys.executable, "list", "--json", *root).stdout)
+    assert [fix["id"] for fix in document["profiles"][0]["fixes"]][:3] == ["ready", "stop", "end"]
+    done = launch(sys.executable, "show", "stop", *root)
+    for part in ("What stop is about", "it does not work", "behaviour", "edit patches/stop/edit"):
+        assert part in done.stdout
+    assert "    vllm/added.py" in done.stdout
+    document = json.loads(launch(sys.executable, "show", "stop", "--json", *root).stdout)
+    assert document["profiles"][0]["files"] == ["vllm/core.py", "vllm/crlf.py", "vllm/added.py"]
+    done = launch(sys.executable, "show", "stp", *root)
+    assert done.returncode == 2 and "did you mean stop?" in done.stderr
+    assert launch(sys.executable, "list", "--profile", "v1", *root).returncode == 2
+
+
+def test_status_says_what_is_in(place: Place) -> None:
+    first = place.json("status")
+    assert {line["verdict"] for line in first["fixes"]} == {
+        "pending",
+        "already-upstream",
+        "not-needed",
+    }
+    assert first["level"] == "none" and first["exit"] == 0
+    place.ok("ready")
+    document = place.json("status")
+    assert {line["id"]: line["verdict"] for line in document["fixes"]} == {
+        "ready": "applied",
+        "stop": "pending",
+        "end": "pending",
+        "work": "pending",
+        "upstream": "already-upstream",
+        "unneeded": "not-needed",
+    }
+    assert document["level"] == "probe" and document["changed"] == []
+    one = place.json("status", "stop")
+    assert [(line["id"], line["verdict"]) for line in one["fixes"]] == [("stop", "pending")]
+    (place.package / "open.py").write_text("# foreign\n")
+    (place.package / "crlf.py").unlink()
+    document = place.json("status")
+    assert {line["id"]: line["verdict"] for line in document["fixes"]}["end"] == "foreign"
+    assert {line["id"]: line["verdict"] for line in document["fixes"]}["stop"] == "missing"
+    assert place.json("status", "--expect-digest", document["digest"])["exit"] == document["exit"]
+
+
+def test_status_of_a_tree_that_does_not_fit(place: Place) -> None:
+    place.ok(BUNDLE)
+    record = place.info / "RECORD"
+    record.write_bytes(
+        record.read_bytes().replace(b"vllm/core.py,sha256=", b"vllm/core.py,sha256=x")
+    )
+    assert [problem["kind"] for problem in place.json("status")["problems"]] == ["record"]
+    place.ok(BUNDLE)
+    place.state.write_bytes(place.state.read_bytes()[:-9])
+    assert [problem["kind"] for problem in place.json("status")["problems"]] == ["damaged-state"]
+    place.ok(BUNDLE)
+    (place.package / "core.py").write_text("# foreign\n")
+    assert "foreign" in {problem["kind"] for problem in place.json("status")["problems"]}
+
+
+def test_verify_reaches_every_level_anew(place: Place) -> None:
+    assert "no fix is in this tree" in place.fails(1, "verify")
+    assert "ready is not in" in place.fails(1, "verify", "ready")
+    place.ok("ready", "--verify", "bytes")
+    assert place.json("status")["level"] == "bytes"
+    for level in ("bytes", "import", "probe"):
+        document = place.json("verify", "--verify", level)
+        assert document["exit"] == 0 and document["level"] == level
+    assert "1 of 1 probes passed" in place.ok("verify")
+    assert "end is not in" in place.fails(1, "verify", "ready", "end")
+    (place.package / "core.py").write_text("# foreign\n")
+    assert "foreign" in place.fails(1, "verify")
+
+
+def test_an_already_applied_run_proves_what_was_not_proven(place: Place) -> None:
+    place.ok("ready", "--verify", "bytes")
+    assert "modules imported" in place.ok("ready", "--verify", "import")
+    assert "1 of 1 probes passed" in place.ok("ready")
+    assert "probe was reached before" in place.ok("ready")
+    installed = place.site / "other-1.0.dist-info"
+    installed.mkdir()
+    assert "1 of 1 probes passed" in place.ok("ready")
+
+
+def test_text_ends_with_the_digest_and_is_plain(tree: Place) -> None:
+    first, second = tree.ok(BUNDLE), tree.ok(BUNDLE)
+    line = first.splitlines()[-1]
+    assert re.fullmatch("digest sha256:[0-9a-f]{64}", line) and second.splitlines()[-1] == line
+    assert tree.ok(BUNDLE, "--quiet") == f"{line}\n"
+    assert "\x1b" not in first
+
+
+def test_documents_have_one_shape(place: Place) -> None:
+    assert set(place.json(BUNDLE, "--dry-run")) == KEYS
+    applied = place.json(BUNDLE)
+    again = place.json(BUNDLE)
+    for document in (applied, again, place.json("status"), place.json("verify")):
+        assert set(document) == KEYS and document["digest"] == applied["digest"]
+        assert document["problems"] == []
+    assert applied["changed"] == sorted(FIXED) and again["changed"] == []
+    assert {line["verdict"] for line in again["fixes"]} == {
+        "already-applied",
+        "already-upstream",
+        "not-needed",
+    }
+    reverted = place.json("revert", "--all")
+    assert set(reverted) == KEYS and reverted["verb"] == "revert"
+    for arguments in (("nothing",), ("status", "--profile", "x"), ("--nope",)):
+        document = place.json(*arguments)
+        assert set(document) == KEYS
+        for problem in document["problems"]:
+            assert set(problem) == {"code", "kind", "what", "where", "hint"}
+
+
+def test_a_fault_of_ours_is_reported_as_one(tree: Place) -> None:
+    broken = places.behind(
+        "import fixes.plan\n"
+        "def make(*given, **more): raise RuntimeError('a fault')\n"
+        "fixes.plan.make = make"
+    )
+    said = tree.fails(9, BUNDLE, **broken)
+    assert "internal: this is a fault of vllm-fixes" in said and "RuntimeError: a fault" in said
+    assert "Traceback" not in said and "arguments: pipeline-parallel" in said
+    document = tree.json(BUNDLE, **broken)
+    assert document["problems"][0]["kind"] == "internal" and set(document) == KEYS
+    assert tree.is_pristine()
+
+
+def test_a_fault_of_ours_while_writing_is_rolled_back(place: Place) -> None:
+    broken = places.behind(
+        "import fixes.verify\n"
+        "def run(*given): raise RuntimeError('a fault')\n"
+        "fixes.verify.run = run"
+    )
+    place.fails(9, BUNDLE, **broken)
+    assert place.is_pristine()
+
+
+def test_every_exit_code_has_its_place() -> None:
+    """Interruptions and faults first, then what design says of several at once."""
+    assert set(PRECEDENCE) == set(ExitCode) - {ExitCode.OK}
+    order = [code for code in PRECEDENCE if code in (3, 4, 1, 10, 6)]
+    assert order == [3, 4, 1, 10, 6]
+
+
+def test_the_profiles_that_come_with_the_checkout_are_the_default() -> None:
+    done = launch(sys.executable, "list", "--json")
+    if done.returncode == 1 and "stale-lock" in done.stderr + done.stdout:
+        pytest.skip("the locks of this checkout are being made")
+    names = [profile["profile"] for profile in json.loads(done.stdout)["profiles"]]
+    assert PROFILE in names
