@@ -150,13 +150,18 @@ def site_packages(environment: Path) -> Path:
 
 
 def copy(environment: Path) -> Path:
-    """A private copy of an environment; the caller removes it.
+    """A private copy of an environment; the caller removes it, or else the next call does
+    once the caller's process is gone.
 
     vLLM and its dist-info are files of their own; everything else is hard-linked, and must
     not be written to.
     """
-    (root() / "copies").mkdir(parents=True, exist_ok=True)
-    target = Path(tempfile.mkdtemp(prefix=f"{environment.name}-", dir=root() / "copies"))
+    copies = root() / "copies"
+    copies.mkdir(parents=True, exist_ok=True)
+    for old in copies.iterdir():
+        if not Path("/proc", old.name.partition("-")[0]).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    target = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=copies))
     packages = site_packages(environment)
     own = {path.name for path in packages.glob("vllm*")}
 

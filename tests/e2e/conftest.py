@@ -22,13 +22,6 @@ CHECKOUT = Path(__file__).parents[2]
 Record = Callable[[str, float], None]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.e2e)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def alone() -> Iterator[None]:
     """One run at a time on a machine, and none where there can be no lab."""

@@ -89,15 +89,19 @@ class Server:
         """Whether the server says that it is."""
         return self.threads.submit(self._http, "/health", None, 5).result().status == 200
 
-    def boot(self) -> float:
-        """Wait until the server is healthy; the seconds it took."""
+    def boot(self, *others: Server) -> float:
+        """Wait until the server is healthy; the seconds it took.
 
-        def ready_or_dead() -> bool:
-            return self.process.poll() is not None or self.healthy()
+        Raises AssertionError as soon as it or another server that it waits for has ended.
+        """
+
+        def ended() -> list[str]:
+            servers = (self, *others)
+            return [one.host.name for one in servers if one.process.poll() is not None]
 
         with self.explained():
-            seconds = until(ready_or_dead, BOOT)
-            assert self.process.returncode is None, "the server ended while booting"
+            seconds = until(lambda: ended() or self.healthy(), BOOT)
+            assert not ended(), f"{ended()} ended while booting"
         return seconds
 
     def complete(self, prompt: str, tokens: int, timeout: float = 120) -> Future[Reply]:
@@ -181,5 +185,5 @@ def replica(
         node(WORKER, headless, "--node-rank", "1", "--headless") as worker,
     ):
         with worker.explained():
-            leader.boot()
+            leader.boot(worker)
         yield Replica(leader, worker)

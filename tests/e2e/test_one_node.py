@@ -13,6 +13,7 @@ from .answers import LONG, PROMPTS, Answer, answers, differences
 from .conftest import Record
 from .server import STAGES, Server
 
+pytestmark = pytest.mark.e2e
 FAULT = "a fault on the first stage"
 
 

@@ -14,7 +14,7 @@ from . import lab
 from .answers import PROMPTS
 from .server import MODULE, STAGES, Server, replica
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 LONG_ENOUGH = 60  # seconds; more than any limit of the fixed engine
 
 
@@ -45,5 +45,8 @@ def test_fault_on_the_first_stage_hangs(stock: Path, logs: Path) -> None:
 
 
 def test_module_entry_point_ignores_headless(stock: Path, logs: Path) -> None:
-    with pytest.raises(AssertionError), lab.lab(), replica(stock, logs, MODULE):
+    too_early = pytest.raises(AssertionError, match="ended while booting")
+    with too_early, lab.lab(), replica(stock, logs, MODULE):
         pass
+    log = (logs / f"{lab.WORKER.name}.log").read_text("utf-8")
+    assert "collective_rpc should not be called on follower node" in log

@@ -17,6 +17,7 @@ from .answers import PROMPTS, TOKENS, Answer, answers, differences
 from .conftest import Record
 from .server import MODULE, SERVE, Replica, Reply, Server, replica
 
+pytestmark = pytest.mark.e2e
 LOST = re.compile(r"(?i)\blost\b.*\b(node|leader|worker)\b")
 MINUTES = 3000  # tokens that take minutes
 KILLED = 15  # seconds until a killed node is noticed, and its peer gone
