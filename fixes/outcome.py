@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from fixes import __version__
 from fixes.errors import ExitCode, Problem, worst
-from fixes.origin import paths_of
+from fixes.origin import FileVerdict, paths_of
 from fixes.plan import FilePlan, Plan
 from fixes.report import problem_document
 from fixes.session import Session
@@ -91,12 +91,14 @@ def start(verb: str, here: Session) -> Report:
 def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report:
     """Add fixes, files, digest and acceptances. ``done``: the plan has been carried out."""
     written = {file.path for file in plan.writes}
+    stale = {file.path for file in plan.files if file.verdict is FileVerdict.OUTDATED}
     for name in plan.wanted:
         paths = paths_of(here.lock.fixes[name])
         verdict = "already-applied" if report.verb == "apply" else "applied"
-        if name not in plan.present or written & set(paths):
+        if name not in plan.present or stale & set(paths):
             verdict = "applied" if done else "pending"
-            if name in plan.present and not done:
+            # Wanted, not in, and not asked for either: recorded, as other versions had it.
+            if not done and (name in plan.present or report.verb != "apply"):
                 verdict = "outdated"
         report.fixes.append(FixLine(name, verdict, files=paths))
     for name in plan.present:

@@ -109,6 +109,10 @@ def test_a_third_run_adds_one_more_fix(place: Place) -> None:
     assert digest(second) != first
     together = digest(place.ok("ready", "end"))
     assert together == digest(second)
+    # What shares a file with it is no less applied already.
+    for third in (place.ok("stop", "--dry-run"), place.ok("stop")):
+        assert "already-applied  ready" in third and "already-applied  end" in third
+    assert "applied          ready" in place.ok("revert", "stop", "--dry-run")
 
 
 def test_the_order_of_fixes_does_not_matter(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
     wrong = [*plan.problems, *found.damaged, *session.check_records(here, found, plan.files)]
     for file in plan.writes:
         what = f"is {file.verdict.value}, not what the applied fixes make of it"
-        hint = f"apply again: {' '.join(file.wanted)}"
+        hint = f"apply again: {' '.join(file.wanted or plan.wanted)}"
         wrong.append(Problem(ExitCode.MISMATCH, file.verdict.value, what, file.path, hint))
     if found.interrupted:
         what = "a run is under way or was interrupted"
