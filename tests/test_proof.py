@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,29 @@ def test_a_probe_that_is_blind_proves_nothing(tree, claims):
         "tree-stop-mutant-Engine.stop",
         "tree-stop-mutant-Engine._stopped",
     ]
+
+
+def test_a_probe_without_an_answer_is_asked_once_more(tree, claims, tmp_path):
+    """It may have run out of time because others ran beside it."""
+    slow = f"""
+import os, pathlib
+def probe():
+    with open({str(tmp_path / "tries")!r}, "a+") as tries:
+        tries.write("try ")
+        tries.seek(0)
+        if tries.read() == "try ":
+            os._exit(1)
+    return 0, "fine"
+"""
+    claims.fix("slow", slow)
+    claims.fix("dies", body("os._exit(1)"))
+    found = claims.prove(tree, jobs=1)
+    result = found["tree-slow-pristine"]
+    assert result.proved and result.first is not None and result.first.code is None
+    assert (tmp_path / "tries").read_text() == "try try try "  # the bundle's is the second
+    died = found["tree-dies-pristine"]
+    assert not died.proved and died.answer == replace(died.first, seconds=died.answer.seconds)
+    assert found["tree-slow-bundle-all"].first is None
 
 
 def test_a_fix_goes_with_what_it_requires(tree, claims):

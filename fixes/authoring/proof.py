@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -55,10 +55,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What a probe said, and whether that is as it must be."""
+    """What a probe said, and whether that is as it must be.
+
+    ``first`` is what came of a first try that brought no answer.
+    """
 
     case: Case
     answer: trials.Answer
+    first: trials.Answer | None = None
 
     @property
     def proved(self) -> bool:
@@ -88,7 +92,9 @@ def prove(
     """Ask every probe of a profile (or of ``fixes``) about every tree that it must tell apart.
 
     ``trees`` are pristine site-packages by a label, with the Python files of each target;
-    they are read and linked to. ``python`` is an interpreter with what they import.
+    they are read and linked to. ``python`` is an interpreter with what they import. Probes
+    with time limits run ``jobs`` trees at a time; one that brings no answer then is asked
+    once more when nothing else runs.
 
     Raises FixesError where a fix does not apply to a tree, and with kind ``no-answer`` where
     the interpreter gives none; ScopeError for a function that no mutant can be made of.
@@ -99,7 +105,7 @@ def prove(
         for variant in _variants(lock, label, folder, fixes)
     ]
     probes = {fix.id: catalogue.read(fix.probe.source) for fix in lock.fixes.values() if fix.probe}
-    targets = dict.fromkeys(file.target for file in lock.files.values())
+    targets = tuple(dict.fromkeys(file.target for file in lock.files.values()))
     with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
         tried = []
         for number, variant in enumerate(variants):
@@ -107,12 +113,16 @@ def prove(
             overlay(trees[variant.label], folder, variant.images)
             asked = tuple(case.fix for case in variant.cases)
             tried.append(trials.Trial(str(folder), variant.label, variant.modules, asked))
-        answers = trials.run(python, tried, probes, tuple(targets), jobs=jobs)
-    return tuple(
-        Result(case, answer[case.fix])
-        for variant, answer in zip(variants, answers, strict=True)
-        for case in variant.cases
-    )
+        answers = trials.run(python, tried, probes, targets, jobs=jobs)
+        cases = [(case, at) for at, variant in enumerate(variants) for case in variant.cases]
+        results = [Result(case, answers[at][case.fix]) for case, at in cases]
+        late = [index for index, result in enumerate(results) if result.answer.code is None]
+        alone = [replace(tried[cases[i][1]], probes=(results[i].case.fix,)) for i in late]
+        again = trials.run(python, alone, probes, targets, jobs=1) if late else []
+        for index, answer in zip(late, again, strict=True):
+            first = results[index]
+            results[index] = Result(first.case, answer[first.case.fix], first.answer)
+    return tuple(results)
 
 
 def overlay(base: Path, folder: Path, images: Images) -> None:
