@@ -46,7 +46,10 @@ class Origin:
 def find(
     lock: Lock, pinned: PinnedFile, data: bytes | None, state: State | None, accept: bool
 ) -> Origin:
-    """The origin of one file: by its hash, by the state, or by taking our hunks out again."""
+    """The origin of one file: by its hash, by the state, or by taking our hunks out again.
+
+    ``accept``: a foreign file is accepted, as is one that the state says was accepted before.
+    """
     record = state.files.get(pinned.path) if state else None
     if data is None:
         if pinned.pristine:
@@ -56,6 +59,8 @@ def find(
     now = sha256(data)
     if now in pinned.pristine:
         return Origin(FileVerdict.PRISTINE, now, now, (), lambda: data)
+    if state and record and pinned.path in state.accepted:  # those bytes, and no others
+        accept = accept or now in (record.pre, record.post)
     if record is not None and record.post == now:
         known = record.pre in pinned.pristine or (not record.pre and not pinned.pristine)
         if known or accept:

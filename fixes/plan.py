@@ -93,10 +93,9 @@ def make(
                 hint="revert it with `revert --all`, which needs only the recorded state",
             )
         )
-    accepted = set(foreign_allowed) | set(state.accepted if state else ())
     files_known = {**lock.files, **_only_recorded(lock, state)}
     origins = {
-        path: origin.find(lock, pinned, seen.get(path), state, path in accepted)
+        path: origin.find(lock, pinned, seen.get(path), state, path in foreign_allowed)
         for path, pinned in files_known.items()
     }
     present = _present(lock, origins)
@@ -199,7 +198,8 @@ def _file(
         found.pristine,
         accepted=found.accepted,
     )
-    foreign = found.verdict is FileVerdict.FOREIGN and not found.accepted
+    # Nothing to apply to it is no way to accept a file that may still hold what was recorded.
+    foreign = found.verdict is FileVerdict.FOREIGN and not (found.accepted and here)
     if foreign or found.verdict is FileVerdict.MISSING:
         return plan, [_mismatch(lock, pinned, found)] if here or recorded else []
     if not here and found.verdict is not FileVerdict.APPLIED:

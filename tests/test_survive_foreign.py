@@ -57,6 +57,33 @@ def test_a_foreign_file_that_is_accepted_is_named_and_given_back(tmp_path: Path)
     assert core.read_text() == "# Ours.\n" + FOREIGN
 
 
+def test_a_file_is_accepted_as_it_was_and_not_as_it_became(tmp_path: Path) -> None:
+    """What it became may hold the fix, and the state what it was before."""
+    place = places.environment(tmp_path / "env")
+    core = place.package / "core.py"
+    core.write_text("# Ours.\n" + FOREIGN)
+    place.ok("ready", "end", "--allow-foreign", "vllm/core.py")
+    fixed = core.read_bytes()
+    core.write_bytes(fixed + b"# changed since\n")
+    before = places.identities(place.site)
+    again = ("--allow-foreign", "vllm/core.py")
+    for arguments in (("ready",), ("revert", "--all"), ("revert", "ready"), ("revert", "end")):
+        document = place.json(*arguments)
+        assert [problem["kind"] for problem in document["problems"]] == ["foreign"], arguments
+        assert place.json(*arguments, *again)["exit"] == 1
+    assert places.identities(place.site) == before
+    # Another file of somebody's has to be named, the one that was accepted need not.
+    core.write_text("# Theirs.\n" + FOREIGN)
+    assert place.json("ready")["problems"][0]["kind"] == "foreign"
+    core.write_text("# Ours.\n" + FOREIGN)
+    place.ok("ready")
+    assert core.read_bytes() == fixed
+    core.write_text("# Theirs.\n" + FOREIGN)
+    place.ok("ready", *again)
+    place.ok("revert", "--all")
+    assert core.read_text() == "# Theirs.\n" + FOREIGN
+
+
 def test_a_diff_with_a_wrong_count_never_gets_into_a_lock(tmp_path: Path) -> None:
     release = Release(tmp_path)
     lock = release.root / "profiles/v0.30.0.lock.json"
