@@ -36,9 +36,7 @@ def records(here: Session, found: Look, plan: Plan) -> dict[str, bytes | None]:
     return made
 
 
-def _original(
-    found: Look, item: Tree, file: FilePlan, data: bytes
-) -> tuple[str, int] | bytes | None:
+def _original(found: Look, item: Tree, file: FilePlan, data: bytes) -> bytes | None:
     """What RECORD said before the fixes: as saved, or as it says, or as it must have said."""
     state = found.states.get(item.target)
     saved = state.files.get(file.path) if state else None
@@ -49,7 +47,7 @@ def _original(
         return None
     if file.now == file.pre:
         return told
-    return file.pre, len(file.pristine() or b"")
+    return record.agreed(file.pre, len(file.pristine() or b""))
 
 
 def _size(found: Look, file: FilePlan) -> int:
@@ -92,11 +90,8 @@ def _saved(found: Look, item: Tree, file: FilePlan) -> FixedFile:
         line, packed = before.record, before.packed
     else:
         data = found.records[item.target]
-        line = None
-        original = _original(found, item, file, data) if data is not None else None
-        if data is not None and original is not None:
-            told = record.told(record.rewrite(data, {file.path: original}), file.path)
-            line = (told or b"").decode("utf-8", "surrogateescape")
+        told = _original(found, item, file, data) if data is not None else None
+        line = None if told is None else told.decode("utf-8", "surrogateescape")
         pristine = file.pristine()
         packed = pack(pristine) if pristine is not None else ""
     return FixedFile(file.path, file.pre, file.post, file.wanted, line, packed)

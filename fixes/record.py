@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 #: A quoted path may hold line ends; the other fields never do.
 _LINE = re.compile(rb'(?:"(?:[^"]|"")*")?[^\n]*(?:\n|\Z)')
 _PATH = re.compile(rb'("(?:[^"]|"")*"|[^,]*)(?=,)')
-_OWN = re.compile(rb"[^/]+\.dist-info/RECORD")
+_OWN = re.compile(rb'"?[^/]+\.dist-info/RECORD"?,')
 
 
 def digest(sha256: str) -> str:
@@ -61,6 +61,11 @@ def matches(data: bytes, path: str, sha256: str, size: int) -> bool:
     return agrees and said_size in (b"", str(size).encode())
 
 
+def agreed(sha256: str, size: int) -> bytes:
+    """What a line says after the path for a file of a hash (hex) and size."""
+    return f",sha256={digest(sha256)},{size}".encode()
+
+
 def rewrite(
     data: bytes,
     changes: Mapping[str, tuple[str, int] | bytes | None],
@@ -74,13 +79,15 @@ def rewrite(
     """
     wanted: dict[bytes, bytes | None] = {os.fsencode(path): b",," for path in unhashed}
     for path, content in changes.items():
-        wanted[os.fsencode(path)] = _content(*content) if isinstance(content, tuple) else content
+        wanted[os.fsencode(path)] = agreed(*content) if isinstance(content, tuple) else content
+    starts = tuple(form + b"," for name in wanted for form in (name, _in_quotes(name)))
     old = _lines(data)
     kept = []
     missing = dict(wanted)
     for body, end in old:
-        name = _path(body)
-        if name in wanted:
+        # Thousands of lines, of which a few are looked at more closely.
+        name = _path(body) if body.startswith(starts) else None
+        if name is not None and name in wanted:
             missing.pop(name, None)
             rest = wanted[name]
             if rest is None:
@@ -88,7 +95,7 @@ def rewrite(
             body = body[: len(body) - len(_rest(body))] + rest
         kept.append((body, end))
     style = next((end for _, end in old if end), b"\n")
-    own = (i for i, (body, _) in enumerate(kept) if _OWN.fullmatch(_path(body) or b""))
+    own = (i for i, (body, _) in enumerate(kept) if _OWN.match(body))
     place = next(own, len(kept))
     kept[place:place] = [
         (_quoted(name) + rest, style) for name, rest in missing.items() if rest is not None
@@ -121,10 +128,6 @@ def _rest(body: bytes) -> bytes:
     """Hash and size with the commas before them."""
     match = _PATH.match(body)
     return body[match.end() :] if match else b""
-
-
-def _content(sha256: str, size: int) -> bytes:
-    return f",sha256={digest(sha256)},{size}".encode()
 
 
 def _quoted(path: bytes) -> bytes:

@@ -53,7 +53,7 @@ class FixedFile:
         if not self.pre:
             return None
         try:
-            data = zlib.decompress(base64.b85decode(self.packed))
+            data = zlib.decompress(base64.b64decode(self.packed, validate=True))
         except (ValueError, zlib.error) as error:
             raise DamagedStateError(f"the saved pre-image of {self.path} cannot be read") from error
         if sha256(data) != self.pre:
@@ -99,7 +99,7 @@ class State:
 
 def pack(data: bytes) -> str:
     """Compress a pre-image into text for ``FixedFile.packed``."""
-    return base64.b85encode(zlib.compress(data, 6)).decode("ascii")
+    return base64.b64encode(zlib.compress(data, 1)).decode("ascii")
 
 
 def dump(state: State) -> bytes:
