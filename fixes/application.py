@@ -40,7 +40,7 @@ def planned(here: Session, found: Look, chosen: Selection, options: argparse.Nam
     plan = make(
         here.lock, chosen.fixes, found.seen, found.state, foreign_allowed=options.allow_foreign
     )
-    problems = [*chosen.problems, *plan.problems]
+    problems = [*chosen.problems, *plan.problems, *session.interruption(here, found)]
     digest = plan.digest(here.releases)
     wanted = (options.expect_digest or digest).removeprefix("sha256:")
     if wanted != digest:

@@ -218,6 +218,16 @@ def _bytes(path: Path | None) -> bytes | None:
         raise FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path))) from error
 
 
+def interruption(session: Session, found: Look) -> list[Problem]:
+    """That what was seen is not what it will be once a run has ended or been rolled back."""
+    if not found.interrupted:
+        return []
+    what = "a run is under way or was interrupted"
+    hint = "the next `apply` or `revert` finishes or rolls it back"
+    home = str(session.trees[0].home)
+    return [Problem(ExitCode.MISMATCH, "interrupted", what, home, hint)]
+
+
 def unwritable(session: Session, plan: Plan) -> list[Problem]:
     """For each tree that the plan writes to, the first folder that it may not write to."""
     found: dict[str, Problem] = {}

@@ -16,6 +16,24 @@ import installs
 from release import CHECKOUT, FIXED, Release, launch
 
 STATE = "fixes-applied.json"
+#: The keys of every document of a verb on a tree, whatever its exit code.
+KEYS = {
+    "verb",
+    "profile",
+    "trees",
+    "fixes",
+    "files",
+    "changed",
+    "dry_run",
+    "level",
+    "verification",
+    "accepted",
+    "notes",
+    "problems",
+    "digest",
+    "tool",
+    "exit",
+}
 
 
 class Place:
@@ -53,7 +71,7 @@ class Place:
         """The document of one command line, and nothing else on standard output."""
         done = self.run(*arguments, "--json", **options)
         document: dict[str, Any] = json.loads(done.stdout)
-        assert document["exit"] == done.returncode
+        assert document["exit"] == done.returncode and set(document) == KEYS
         return document
 
     def is_fixed(self) -> bool:

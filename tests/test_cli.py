@@ -9,28 +9,10 @@ from pathlib import Path
 
 import places
 import pytest
-from places import Place
+from places import KEYS, Place
 from release import BUNDLE, FIXED, PROFILE, launch
 
 from fixes.errors import PRECEDENCE, ExitCode
-
-KEYS = {
-    "verb",
-    "profile",
-    "trees",
-    "fixes",
-    "files",
-    "changed",
-    "dry_run",
-    "level",
-    "verification",
-    "accepted",
-    "notes",
-    "problems",
-    "digest",
-    "tool",
-    "exit",
-}
 
 
 @pytest.fixture

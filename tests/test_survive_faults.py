@@ -97,6 +97,10 @@ for at in itertools.count(1, int(step)):
     interrupted += pending
     if not pending:
         assert files() in (first, final), at
+    left = files()
+    code, said = forked([*arguments, "--dry-run", "--json"])
+    assert code == (pending << 8) and ('"interrupted"' in said) is pending, (at, said)
+    assert files() == left, at
     code, said = forked(arguments)
     assert code == 0, (at, said)
     assert files() == final, at

@@ -12,7 +12,7 @@ import installs
 import places
 import pytest
 from places import Place
-from release import BUNDLE, CHECKOUT, FILES, PROFILE, environ, launch
+from release import BUNDLE, CHECKOUT, CORE, FILES, FIXED, PROFILE, environ, launch
 
 
 @pytest.fixture
@@ -253,6 +253,46 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
     assert place.is_fixed()
     assert place.json(BUNDLE)["exit"] == 0
     place.ok("revert", "--all")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PYTHONSAFEPATH": "1"},
+        {"PYTHONDONTWRITEBYTECODE": "1"},
+        {"PYTHONWARNINGS": "error"},
+        {"PYTHONDEVMODE": "1"},
+        {"PYTHONOPTIMIZE": "2"},
+        {"TMPDIR": "/nowhere"},
+        {"COLUMNS": "20"},
+    ],
+    ids=lambda env: "".join(env),
+)
+def test_settings_of_the_surroundings(tmp_path: Path, env: dict[str, str]) -> None:
+    place = places.environment(tmp_path / "env", "pip")
+    done = place.run(BUNDLE, env=env)
+    assert done.returncode == 0 and done.stderr == "" and place.is_fixed()
+    assert "reached before" in place.ok(BUNDLE, env=env)
+    place.ok("revert", "--all", env=env)
+    assert place.is_pristine()
+
+
+def test_a_package_that_is_a_link(tmp_path: Path) -> None:
+    place = places.environment(tmp_path / "env", "pip")
+    shutil.move(place.package, tmp_path / "elsewhere")
+    place.package.symlink_to(tmp_path / "elsewhere")
+    place.ok(BUNDLE)
+    assert (tmp_path / "elsewhere/core.py").read_bytes() == FIXED["vllm/core.py"]
+    assert "reached before" in place.ok(BUNDLE)
+    place.ok("revert", "--all")
+    assert (tmp_path / "elsewhere/core.py").read_text() == CORE
+
+
+def test_as_a_module_and_from_inside_site_packages(place: Place) -> None:
+    place.ok(BUNDLE, cwd=place.site)
+    command = [place.python or "", "-m", "fixes", BUNDLE, "--profiles", place.release.root]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, env=environ())
+    assert done.returncode == 0 and "reached before" in done.stdout, done.stderr
 
 
 def test_no_home_and_an_empty_environment(place: Place) -> None:

@@ -53,6 +53,7 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
         removed=removed,
         foreign_allowed=options.allow_foreign,
     )
-    if plan.problems:
-        raise FixesError(*plan.problems)
+    problems = [*plan.problems, *session.interruption(here, found)]
+    if problems:
+        raise FixesError(*problems)
     return plan

@@ -58,11 +58,7 @@ def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
         what = f"is {file.verdict.value}, not what the applied fixes make of it"
         hint = f"apply again: {' '.join(file.wanted or plan.wanted)}"
         wrong.append(Problem(ExitCode.MISMATCH, file.verdict.value, what, file.path, hint))
-    if found.interrupted:
-        what = "a run is under way or was interrupted"
-        hint = "the next `apply` or `revert` finishes or rolls it back"
-        wrong.append(Problem(ExitCode.MISMATCH, "interrupted", what, str(here.trees[0].home), hint))
-    return wrong
+    return [*wrong, *session.interruption(here, found)]
 
 
 def _not_in(here: Session, name: str, plan: Plan) -> FixLine:
