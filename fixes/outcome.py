@@ -101,10 +101,11 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
             if not done and (name in plan.present or report.verb != "apply"):
                 verdict = "outdated"
         report.fixes.append(FixLine(name, verdict, files=paths))
+    gone = "reverted" if done else "pending"
     for name in plan.present:
         if name not in plan.wanted:
-            verdict = "reverted" if done else "pending"
-            report.fixes.append(FixLine(name, verdict, files=paths_of(here.lock.fixes[name])))
+            report.fixes.append(FixLine(name, gone, files=paths_of(here.lock.fixes[name])))
+    report.fixes += [FixLine(name, gone) for name in plan.retired]
     report.files += [
         # Pinned bytes cannot drift: an offset there is another fix's doing, and no news.
         FileLine(

@@ -48,12 +48,16 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All files and fixes of a run. Nothing may be written while there are ``problems``."""
+    """All files and fixes of a run. Nothing may be written while there are ``problems``.
+
+    ``retired`` are fixes that go and that the profile does not know any more.
+    """
 
     wanted: tuple[str, ...]
     present: tuple[str, ...]
     files: tuple[FilePlan, ...]
     problems: tuple[Problem, ...]
+    retired: tuple[str, ...] = ()
 
     @property
     def writes(self) -> tuple[FilePlan, ...]:
@@ -109,7 +113,8 @@ def make(
         file, found = _file(lock, pinned, origins[path], names, kept)
         problems += found
         files.append(file)
-    return Plan(wanted, _in_order(lock, present), tuple(files), tuple(problems))
+    retired = tuple(sorted((recorded & set(removed)) - set(lock.fixes)))
+    return Plan(wanted, _in_order(lock, present), tuple(files), tuple(problems), retired)
 
 
 def _present(lock: Lock, origins: Mapping[str, Origin]) -> set[str]:

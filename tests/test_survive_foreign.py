@@ -167,4 +167,5 @@ def test_all_fixes_are_taken_out_by_the_state_alone(tmp_path: Path, case: str) -
     assert place.is_fixed()
     done = launch(place.python or "", "revert", "--all", "--profiles", root)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [word in done.stdout for word in ("reverted", " ready", " stop", " end")] == [True] * 4
     assert place.is_pristine()
