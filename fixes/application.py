@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from fixes import commit, outcome, session
+from fixes import commit, look, outcome, session, standing
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.look import Look
 from fixes.outcome import Report
 from fixes.plan import Plan, make
 from fixes.selection import Selection, select
-from fixes.session import Look, Session
+from fixes.session import Session
 from fixes.state import Level
 from fixes.verify import earlier
 
@@ -20,9 +21,9 @@ def run(options: argparse.Namespace) -> Report:
     Raises FixesError with everything that stands against it; then nothing has been changed.
     """
     here = session.open_session(options)
-    level = session.wanted_level(here, options.verify, options.accept_version)
+    level = standing.wanted_level(here, options.verify, options.accept_version)
     chosen = select(options.names, here)
-    found = session.look(here)
+    found = look.take(here)
     done = None
     if not found.interrupted or options.dry_run:
         plan = planned(here, found, chosen, options)
@@ -40,7 +41,7 @@ def planned(here: Session, found: Look, chosen: Selection, options: argparse.Nam
     plan = make(
         here.lock, chosen.fixes, found.seen, found.state, foreign_allowed=options.allow_foreign
     )
-    problems = [*chosen.problems, *plan.problems, *session.interruption(here, found)]
+    problems = [*chosen.problems, *plan.problems, *look.interruption(here, found)]
     digest = plan.digest(here.releases)
     wanted = (options.expect_digest or digest).removeprefix("sha256:")
     if wanted != digest:
@@ -50,7 +51,7 @@ def planned(here: Session, found: Look, chosen: Selection, options: argparse.Nam
         what = f"--allow-foreign {path}: no fix touches this file"
         problems.append(Problem(ExitCode.USAGE, "usage", what))
     if problems:
-        raise FixesError(*problems, *session.unwritable(here, plan))
+        raise FixesError(*problems, *standing.unwritable(here, plan))
     return plan
 
 
@@ -62,10 +63,10 @@ def _nothing_to_do(
     if dry_run:
         done.dry_run = True
         return outcome.add_plan(done, here, plan, done=False)
-    if plan.writes or not session.recorded(here, found, plan):
+    if plan.writes or not standing.recorded(here, found, plan):
         return None
     digest = plan.digest(here.releases)
-    before = session.reached(here, found, digest)
+    before = standing.reached(here, found, digest)
     if before < level:
         return None
     outcome.add_plan(done, here, plan, done=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fixes import __version__, record
+from fixes.look import Look
 from fixes.plan import FilePlan, Plan
-from fixes.session import Look, Session
+from fixes.session import Session
 from fixes.state import FixedFile, State, pack
 from fixes.tree import Tree
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fixes import books, bytecode, flock, outcome, report, session, verify
+from fixes import books, bytecode, flock, look, outcome, report, standing, verify
 from fixes.digest import sha256
 from fixes.errors import ExitCode, FixesError, TerminatedError
+from fixes.look import Look
 from fixes.outcome import FixLine, Report
 from fixes.plan import FilePlan, Plan
-from fixes.session import Look, Session
+from fixes.session import Session
 from fixes.state import Level, State, Verified, dump
 from fixes.transaction import Change, Transaction, fresh_mtime, pending, recover
 from fixes.verify import Verification
@@ -50,7 +51,7 @@ def carry_out(here: Session, order: Order, plan_for: Callable[[Look], Plan]) -> 
         for home in homes:
             if pending(home) and recover(home).rolled_back:
                 done.notes.append("an interrupted run was found and rolled back")
-        found = session.look(here)
+        found = look.take(here)
         plan = plan_for(found)
         outcome.add_plan(done, here, plan, done=True)
         done.fixes += order.lines
@@ -86,8 +87,8 @@ def _write(here: Session, found: Look, plan: Plan, order: Order, done: Report) -
 
 def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) -> None:
     """The files are right. Verify if need be, then bring state and RECORD up to date."""
-    settled = session.recorded(here, found, plan)
-    if settled and session.reached(here, found, done.digest) >= order.level:
+    settled = standing.recorded(here, found, plan)
+    if settled and standing.reached(here, found, done.digest) >= order.level:
         outcome.add_verification(done, plan, verify.earlier(found, order.level))
         return
     reached = verify.run(here, plan, order.level)
@@ -105,7 +106,7 @@ def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) 
     except FixesError as error:
         # The files are right and proven: that this cannot be written down is no fault, unless
         # RECORD is what is wrong.
-        wrong = session.check_records(here, found, plan.files)
+        wrong = standing.check_records(here, found, plan.files)
         if error.exit_code is not ExitCode.CANNOT_WRITE or wrong:
             raise
         done.notes.append(f"the result was not recorded: {error.problems[0].kind}")
@@ -122,7 +123,7 @@ def _proven(
 ) -> dict[str, State | None]:
     """The states with what was reached, and the answer for a run that is asked the same."""
     after = replace(found, records=dict(records))
-    mark = session.fingerprint(here, after, done.digest)
+    mark = standing.fingerprint(here, after, done.digest)
     verified = Verified(reached.level.word, mark, here.environment.version, dict(reached.unproven))
     answer = None
     if order.verb == "apply" and len(here.trees) == 1:

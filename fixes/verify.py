@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Fix, Probe
+from fixes.look import Look
 from fixes.origin import paths_of
 from fixes.plan import Plan
-from fixes.session import Look, Session
+from fixes.session import Session
 from fixes.state import Level
 from fixes.tree import Tree
 

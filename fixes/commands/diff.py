@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from fixes import cli, report, session
+from fixes import cli, look, report, session
 from fixes.application import planned
 from fixes.plan import FilePlan
 from fixes.selection import select
@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the diff of every file that apply would write; nothing where all is in."""
     here = session.open_session(options)
     chosen = select(options.names, here)
-    found = session.look(here)
+    found = look.take(here)
     plan = planned(here, found, chosen, options)
     for file in plan.writes:
         report.emit("".join(_diff(file, found.seen.get(file.path))))

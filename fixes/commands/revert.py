@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from fixes import cli, report, session
+from fixes import cli, look, report, session, standing
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.look import Look
 from fixes.plan import Plan, make
 from fixes.selection import expand
-from fixes.session import Look, Session
+from fixes.session import Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +27,13 @@ def run(options: argparse.Namespace) -> int:
         what = "name the fixes to take out, or give --all"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what))
     here = session.open_session(options, without_profile=options.all)
-    level = session.wanted_level(here, options.verify, options.accept_version)
+    level = standing.wanted_level(here, options.verify, options.accept_version)
     from fixes import commit, outcome
 
     if options.dry_run:
         done = outcome.start("revert", here)
         done.dry_run = True
-        outcome.add_plan(done, here, _planned(here, session.look(here), options), done=False)
+        outcome.add_plan(done, here, _planned(here, look.take(here), options), done=False)
     else:
         order = commit.Order("revert", level, options.wait)
         done = commit.carry_out(here, order, lambda now: _planned(here, now, options))
@@ -53,7 +54,7 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
         removed=removed,
         foreign_allowed=options.allow_foreign,
     )
-    problems = [*plan.problems, *session.interruption(here, found)]
+    problems = [*plan.problems, *look.interruption(here, found)]
     if problems:
         raise FixesError(*problems)
     return plan

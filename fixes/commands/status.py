@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from fixes import cli, outcome, report, session
+from fixes import cli, look, outcome, report, session, standing
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Need
+from fixes.look import Look
 from fixes.outcome import FixLine
 from fixes.plan import Plan, make
 from fixes.selection import select
-from fixes.session import Look, Session
+from fixes.session import Session
 from fixes.state import Level
 
 
@@ -26,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     does not fit (a foreign or missing file, an outdated or damaged state, RECORD) is 1.
     """
     here = session.open_session(options)
-    found = session.look(here)
+    found = look.take(here)
     plan = make(here.lock, (), found.seen, found.state, foreign_allowed=options.allow_foreign)
     done = outcome.start("status", here)
     outcome.add_plan(done, here, plan, done=False)
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         if name in wanted and name not in inside:
             done.fixes.append(_not_in(here, name, plan))
     done.problems += problems(here, found, plan)
-    level = session.reached(here, found, done.digest)
+    level = standing.reached(here, found, done.digest)
     done.level = max(level, Level.BYTES if plan.wanted and not done.problems else level).word
     if plan.wanted and not done.problems:
         done.verification = f"{len(outcome.fixed(plan))} files hashed"
@@ -53,12 +54,12 @@ def run(options: argparse.Namespace) -> int:
 
 def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
     """Everything that keeps a tree from being what its state says."""
-    wrong = [*plan.problems, *found.damaged, *session.check_records(here, found, plan.files)]
+    wrong = [*plan.problems, *found.damaged, *standing.check_records(here, found, plan.files)]
     for file in plan.writes:
         what = f"is {file.verdict.value}, not what the applied fixes make of it"
         hint = f"apply again: {' '.join(file.wanted or plan.wanted)}"
         wrong.append(Problem(ExitCode.MISMATCH, file.verdict.value, what, file.path, hint))
-    return [*wrong, *session.interruption(here, found)]
+    return [*wrong, *look.interruption(here, found)]
 
 
 def _not_in(here: Session, name: str, plan: Plan) -> FixLine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fixes import cli, outcome, report, session, verify
+from fixes import cli, look, outcome, report, session, standing, verify
 from fixes.commands.status import problems
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.plan import make
@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Verify the named fixes, or all that are in; every level is reached anew."""
     here = session.open_session(options)
-    level = session.wanted_level(here, options.verify, options.accept_version)
+    level = standing.wanted_level(here, options.verify, options.accept_version)
     chosen = select(options.names, here)
-    found = session.look(here)
+    found = look.take(here)
     plan = make(here.lock, (), found.seen, found.state, foreign_allowed=options.allow_foreign)
     done = outcome.start("verify", here)
     outcome.add_plan(done, here, plan, done=False)

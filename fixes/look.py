@@ -1,0 +1,116 @@
+"""A look: the disk at one moment, as a plan needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fixes import transaction
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.session import Session
+from fixes.state import DamagedStateError, State, load
+
+
+@dataclass(frozen=True)
+class Look:
+    """The disk at one moment: files, states and RECORDs, by path and by target."""
+
+    seen: dict[str, bytes | None]
+    states: dict[str, State]
+    state_bytes: dict[str, bytes | None]
+    records: dict[str, bytes | None]
+    damaged: tuple[Problem, ...]
+    interrupted: bool
+
+    @property
+    def unproven(self) -> dict[str, str]:
+        """Fixes whose probe could not tell when the trees were verified, and why."""
+        verified = [state.verified for state in self.states.values() if state.verified]
+        return {name: why for item in verified for name, why in item.unproven.items()}
+
+    @property
+    def state(self) -> State | None:
+        """All targets' states as one, for planning."""
+        states = list(self.states.values())
+        if len(states) < 2:
+            return states[0] if states else None
+        merged = {path: file for state in states for path, file in state.files.items()}
+        fixes = tuple(dict.fromkeys(name for state in states for name in state.fixes))
+        accepted = tuple(what for state in states for what in state.accepted)
+        first = states[0]
+        return State(
+            first.tool,
+            first.profile,
+            first.release,
+            first.lock,
+            fixes,
+            {name: sha for state in states for name, sha in state.steps.items()},
+            merged,
+            first.digest,
+            accepted,
+            first.verified,
+        )
+
+
+def take(session: Session) -> Look:
+    """Read every file that the lock or a state names."""
+    states: dict[str, State] = {}
+    state_bytes: dict[str, bytes | None] = {}
+    records: dict[str, bytes | None] = {}
+    damaged = []
+    for found in session.trees:
+        records[found.target] = _bytes(found.state_record)
+        state_bytes[found.target] = data = _bytes(found.state)
+        if data is None:
+            continue
+        try:
+            states[found.target] = load(data)
+        except DamagedStateError as error:
+            damaged.append(
+                Problem(
+                    ExitCode.MISMATCH,
+                    "damaged-state",
+                    str(error),
+                    str(found.state),
+                    "`apply` makes it anew from the files",
+                )
+            )
+    paths = set(session.lock.files)
+    paths.update(path for state in states.values() for path in state.files)
+    seen: dict[str, bytes | None] = {}
+    problems: list[Problem] = []
+    for path in sorted(paths):
+        try:
+            seen[path] = read(session, path)
+        except FixesError as error:
+            problems += error.problems
+    if problems:
+        raise FixesError(*problems)
+    interrupted = any(transaction.pending(found.home) for found in session.trees)
+    return Look(seen, states, state_bytes, records, tuple(damaged), interrupted)
+
+
+def read(session: Session, path: str) -> bytes | None:
+    """The bytes of one fixed file, None if there is none. Raises FixesError."""
+    place = session.where(path)
+    return _bytes(place[1]) if place else None
+
+
+def _bytes(path: Path | None) -> bytes | None:
+    try:
+        return path.read_bytes() if path else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path))) from error
+
+
+def interruption(session: Session, found: Look) -> list[Problem]:
+    """That what was seen is not what it will be once a run has ended or been rolled back."""
+    if not found.interrupted:
+        return []
+    what = "a run is under way or was interrupted"
+    hint = "the next `apply` or `revert` finishes or rolls it back"
+    home = str(session.trees[0].home)
+    return [Problem(ExitCode.MISMATCH, "interrupted", what, home, hint)]

@@ -1,0 +1,110 @@
+"""The standing of a tree: whether its books say what a plan says, and how far it was verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fixes import disk, record, tree
+from fixes.digest import of_surroundings
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.look import Look
+from fixes.plan import FilePlan, Plan
+from fixes.session import Session
+from fixes.state import Level
+
+
+def unwritable(session: Session, plan: Plan) -> list[Problem]:
+    """For each tree that the plan writes to, the first folder that it may not write to."""
+    found: dict[str, Problem] = {}
+    for file in plan.writes:
+        place = session.where(file.path)
+        if place is None:
+            continue
+        item, path = place
+        for folder in (item.home, path.parent):
+            problem = disk.unwritable(folder)
+            if problem:
+                found.setdefault(item.target, problem)
+    return list(found.values())
+
+
+def check_records(session: Session, found: Look, files: Sequence[FilePlan]) -> list[Problem]:
+    """Entries of RECORD that do not say what the planned files will be."""
+    problems = []
+    for item in session.trees:
+        data = found.records[item.target]
+        if data is None:
+            continue
+        for file in files:
+            content = found.seen.get(file.path)
+            if file.target != item.target or content is None or not file.wanted:
+                continue
+            listed = record.entry(data, file.path) is not None
+            if listed and not record.matches(data, file.path, file.now, len(content)):
+                what = f"lists {file.path} with another hash or size"
+                problems.append(
+                    Problem(
+                        ExitCode.MISMATCH,
+                        "record",
+                        what,
+                        str(item.record),
+                        "`apply` sets it right",
+                    )
+                )
+    return problems
+
+
+def recorded(session: Session, found: Look, plan: Plan) -> bool:
+    """Whether every tree's state and RECORD already say what the plan says."""
+    if found.damaged or check_records(session, found, plan.files):
+        return False
+    for item in session.trees:
+        files = {f.path: f.post for f in plan.files if f.wanted and f.target == item.target}
+        state = found.states.get(item.target)
+        if state is None:
+            if files:
+                return False
+            continue
+        if state.lock != session.lock.digest or state.fixes != plan.wanted:
+            return False
+        if files != {path: file.post for path, file in state.files.items()}:
+            return False
+    return True
+
+
+def wanted_level(session: Session, asked: str | None, accepted_version: str | None) -> Level:
+    """The level to reach: what was asked for, else all that this environment allows.
+
+    Raises FixesError with USAGE where a level is asked for that cannot be had.
+    """
+    possible = Level.BYTES if session.environment.executable is None else Level.PROBE
+    level = Level[asked.upper()] if asked else possible
+    if accepted_version and session.trees[0].release != session.lock.release:
+        level = Level.PROBE
+    if level > possible:
+        what = f"level {level.word} needs an interpreter to import in"
+        hint = "name the environment's by --python"
+        raise FixesError(Problem(ExitCode.USAGE, "usage", what, hint=hint))
+    return level
+
+
+def reached(session: Session, found: Look, digest: str) -> Level:
+    """The level that the states say was reached for exactly this, here; NONE if not all do."""
+    levels = []
+    for item in session.trees:
+        state = found.states.get(item.target)
+        verified = state.verified if state else None
+        same = verified and verified.fingerprint == fingerprint(session, found, digest)
+        levels.append(Level[verified.level.upper()] if verified and same else Level.NONE)
+    return min(levels)
+
+
+def fingerprint(session: Session, found: Look, digest: str) -> str:
+    """What an already verified tree must still be, for its level to be believed."""
+    return of_surroundings(
+        session.lock.digest,
+        digest,
+        session.environment.version,
+        [found.records[item.target] or b"" for item in session.trees],
+        tree.siblings(session.trees[0], session.environment),
+    )
