@@ -12,7 +12,7 @@ import installs
 import places
 import pytest
 from places import Place
-from release import BUNDLE, CORE, CRLF, FIXED
+from release import BUNDLE, CORE, CRLF, FIXED, environ
 
 #: Names every event that could write, lock or start something, at the end of the run.
 WATCH = places.behind(
@@ -71,6 +71,17 @@ def test_an_uninstall_takes_everything_along(tmp_path: Path) -> None:
     place = places.by_uv(tmp_path / "env")
     place.ok(BUNDLE)
     installs.uv("pip", "uninstall", "--quiet", "--python", str(place.python), "vllm")
+    assert not place.package.exists() and not place.info.exists()
+
+
+def test_an_uninstall_by_pip_does_so_too(tmp_path: Path) -> None:
+    python = installs.venv(tmp_path / "env", "pip")
+    installs.pip_install(python, str(places.standard().wheel))
+    place = Place(places.standard(), python, installs.site(python))
+    place.ok(BUNDLE)
+    command = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "vllm"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ(), cwd="/")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
     assert not place.package.exists() and not place.info.exists()
 
 

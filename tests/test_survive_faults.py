@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -201,8 +203,6 @@ def test_runs_for_different_fixes_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_another_run_that_does_not_end(tmp_path: Path) -> None:
-    import fcntl
-
     place = places.environment(tmp_path / "env")
     holder = os.open(place.info, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
@@ -216,6 +216,20 @@ def test_another_run_that_does_not_end(tmp_path: Path) -> None:
     finally:
         os.close(holder)
     place.ok(BUNDLE)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_waits_can_be_ended(tmp_path: Path, number: int, code: int) -> None:
+    place = places.environment(tmp_path / "env")
+    holder = os.open(place.info, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    run = started(place, BUNDLE)
+    assert run.stderr and "waiting for another run" in run.stderr.readline()
+    run.send_signal(number)
+    assert run.wait(timeout=30) == code
+    run.communicate()
+    os.close(holder)
+    assert place.is_pristine()
 
 
 def test_a_run_that_cannot_be_recovered(tmp_path: Path) -> None:
