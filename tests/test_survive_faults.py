@@ -270,7 +270,7 @@ def test_a_full_disk(tmp_path: Path, mount: Callable[..., Path]) -> None:
         os.truncate(filler, os.fstat(filler).st_size - (4096 if spare else 0))
         done = place.run(BUNDLE)
         assert done.returncode == 6 and "disk-full" in done.stderr, (spare, done)
-        assert "Nothing was changed" in done.stderr and place.is_pristine()
+        assert place.is_pristine()
     for path, (inode, mode, size, mtime, _) in before.items():
         now = places.identities(place.site)[path]
         assert now[:2] == (inode, mode) and (os.path.isdir(path) or now[2:4] == (size, mtime))
