@@ -36,8 +36,10 @@ def probe() -> tuple[int, str]:
         ):
             stack.enter_context(stub)
         runpy.run_module(MODULE, run_name="__main__")
+    if "an API server" in taken:
+        return 1, f"the module form starts {' and '.join(taken)} for --headless"
     if taken != ["headless workers"]:
-        return 1, f"the module form starts {' and '.join(taken) or 'nothing'} for --headless"
+        raise RuntimeError(f"the module form took {taken or 'no way at all'}")
     return 0, "the module form starts headless workers for --headless"
 
 

@@ -4,14 +4,15 @@ The queue's search for a free port answers with one that another socket listens 
 moment between looking and binding, made certain.
 """
 
+import errno
 import socket
 import sys
 
-TIMEOUT_MS = 3000
+TIMEOUT_MS = 4000
 
 
 def _handshake(queue):
-    """A reader elsewhere gets through to the advertised address."""
+    """A reader elsewhere must get through to the advertised address, or this raises."""
     import zmq
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
@@ -21,7 +22,9 @@ def _handshake(queue):
     queue.wait_until_ready()
     reader.wait_until_ready()
     queue.enqueue("message")
-    return reader.dequeue(timeout=TIMEOUT_MS / 1000) == "message"
+    message = reader.dequeue(timeout=TIMEOUT_MS / 1000)
+    if message != "message":
+        raise RuntimeError(f"the reader got {message!r}")
 
 
 def _addresses():
@@ -48,10 +51,11 @@ def probe() -> tuple[int, str]:
                 shm_broadcast.get_open_port = lambda port=port: port
                 try:
                     queue = shm_broadcast.MessageQueue(1, 0, connect_ip=address)
-                    if not _handshake(queue):
-                        return 1, f"{address}: the message was lost"
-                except (zmq.ZMQError, TimeoutError) as error:
-                    return 1, f"{address}: {error}"
+                except zmq.ZMQError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                    return 1, f"the queue binds a port that is taken: {error}"
+                _handshake(queue)
     finally:
         if search is absent:
             del shm_broadcast.get_open_port

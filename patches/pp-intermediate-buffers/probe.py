@@ -40,6 +40,8 @@ def probe() -> tuple[int, str]:
         try:
             got = GPUModelRunner.sync_and_gather_intermediate_tensors(runner, rows, batch, True)
         except AssertionError:
+            if runner.intermediate_tensors is not None:
+                raise
             return 1, "a stage without a dummy run has no buffers for what it receives"
         for name in NAMES:
             if not torch.equal(got[name], batch[name]):

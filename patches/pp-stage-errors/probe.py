@@ -32,7 +32,8 @@ def engine() -> tuple[int, str]:
     core.scheduler.schedule.return_value = SimpleNamespace(
         total_num_scheduled_tokens=1, pending_structured_output_tokens=False
     )
-    core.scheduler.update_from_output.side_effect = KeyError("request-0")
+    consequence = KeyError("request-0")
+    core.scheduler.update_from_output.side_effect = consequence
     core.model_executor.execute_model.return_value = executed
     core.model_executor.sample_tokens.return_value = sampled
     try:
@@ -40,8 +41,10 @@ def engine() -> tuple[int, str]:
     except Exception as error:
         if CAUSE in str(error):
             return 0, ""
+        if error is not consequence:
+            raise
         return 1, f"a failed execute_model() is reported as {error!r}"
-    return 1, "a failed execute_model() is not reported at all"
+    raise RuntimeError("the engine asked for no result")
 
 
 def reply() -> tuple[int, str]:
@@ -52,7 +55,9 @@ def reply() -> tuple[int, str]:
         queue = SimpleNamespace(enqueue=replies.append)
         WorkerProc.enqueue_output(SimpleNamespace(worker_response_mq=queue), error)
         [(status, text)] = replies
-        if status != WorkerProc.ResponseStatus.FAILURE or wanted not in text:
+        if status != WorkerProc.ResponseStatus.FAILURE:
+            raise RuntimeError(f"a worker answers {error!r} with {status}")
+        if wanted not in text:
             return 1, f"a worker answers {error!r} with {text!r}"
     return 0, ""
 

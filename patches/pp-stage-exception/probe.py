@@ -55,7 +55,7 @@ def ends(method: str, rank: int, replies: list) -> bool:
         return True
     except NoMoreCallsError:
         return False
-    return False
+    raise RuntimeError("the worker ended without an exception")
 
 
 if __name__ == "__main__":
