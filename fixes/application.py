@@ -15,43 +15,60 @@ from fixes.state import Level
 from fixes.verify import earlier
 
 
+class RefusedError(FixesError):
+    """A plan that must not be carried out, with everything that stands against it."""
+
+    def __init__(self, plan: Plan, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.plan = plan
+
+
 def run(options: argparse.Namespace) -> Report:
     """Read the profile, find the tree, plan in memory, commit and verify, report.
 
-    Raises FixesError with everything that stands against it; then nothing has been changed.
+    What stands against it is in the report; then nothing has been changed. Raises FixesError
+    where there is not even a plan.
     """
     here = session.open_session(options)
     level = standing.wanted_level(here, options.verify, options.accept_version)
     chosen = select(options.names, here)
     found = look.take(here)
-    done = None
-    if not found.interrupted or options.dry_run:
-        plan = planned(here, found, chosen, options)
-        done = _nothing_to_do(here, found, plan, level, options.dry_run)
-    if done is None:
+    plan = None
+    try:
+        if not found.interrupted or options.dry_run:
+            plan = planned(here, found, chosen, options)
+            done = _nothing_to_do(here, found, plan, level, options.dry_run)
+            if done is not None:
+                done.fixes += chosen.lines
+                return done
         order = commit.Order("apply", level, options.wait, tuple(options.names), chosen.lines)
-        done = commit.carry_out(here, order, lambda now: planned(here, now, chosen, options))
-    else:
-        done.fixes += chosen.lines
-    return done
+        return commit.carry_out(here, order, lambda now: planned(here, now, chosen, options))
+    except RefusedError as error:
+        return outcome.refused("apply", here, error.plan, error.problems, chosen.lines)
+    except FixesError as error:
+        if plan is None:
+            raise
+        return outcome.refused("apply", here, plan, error.problems, chosen.lines)
 
 
 def planned(here: Session, found: Look, chosen: Selection, options: argparse.Namespace) -> Plan:
-    """The plan for a look at the disk. Raises FixesError with every problem that it has."""
+    """The plan for a look at the disk. Raises RefusedError with every problem that it has."""
     plan = make(
         here.lock, chosen.fixes, found.seen, found.state, foreign_allowed=options.allow_foreign
     )
-    problems = [*chosen.problems, *plan.problems, *look.interruption(here, found)]
-    digest = plan.digest(here.releases)
-    wanted = (options.expect_digest or digest).removeprefix("sha256:")
-    if wanted != digest:
-        what = f"the digest would be sha256:{digest}, not sha256:{wanted}"
-        problems.append(Problem(ExitCode.DIGEST_DIFFERS, "digest", what))
+    problems = [
+        *here.problems,
+        *chosen.problems,
+        *plan.problems,
+        *standing.unaccounted(here, found, plan),
+        *look.interruption(here, found),
+        *standing.expectation(options.expect_digest, plan.digest(here.releases)),
+    ]
     for path in sorted(set(options.allow_foreign) - set(here.lock.files)):
         what = f"--allow-foreign {path}: no fix touches this file"
         problems.append(Problem(ExitCode.USAGE, "usage", what))
     if problems:
-        raise FixesError(*problems, *standing.unwritable(here, plan))
+        raise RefusedError(plan, *problems, *standing.unwritable(here, plan))
     return plan
 
 
@@ -65,10 +82,8 @@ def _nothing_to_do(
         return outcome.add_plan(done, here, plan, done=False)
     if plan.writes or not standing.recorded(here, found, plan):
         return None
-    digest = plan.digest(here.releases)
-    before = standing.reached(here, found, digest)
-    if before < level:
+    if plan.wanted and standing.reached(here, found, plan.digest(here.releases)) < level:
         return None
     outcome.add_plan(done, here, plan, done=True)
-    outcome.add_verification(done, plan, earlier(found, level))
+    outcome.add_verification(done, plan, earlier(found, level if plan.wanted else Level.BYTES))
     return done

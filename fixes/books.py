@@ -79,7 +79,7 @@ def states(here: Session, found: Look, plan: Plan) -> dict[str, State | None]:
             },
             files,
             digest,
-            tuple(accepted),
+            (*accepted, *([f"version {item.version}"] if here.odd_version else [])),
         )
     return made
 

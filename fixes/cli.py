@@ -26,7 +26,6 @@ VERBS = {
     "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
 }
 _LEVELS = ("bytes", "import", "probe")
-_UNCHANGED = "Nothing was changed."
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -53,25 +52,33 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code. Never raises and prints no traceback."""
+    program = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     try:
-        return int(_run(arguments))
+        code = int(_run(arguments))
     except FixesError as error:
-        return _failed(error.problems, arguments)
+        code = _failed(error.problems, arguments)
     except KeyboardInterrupt:
         return _stopped("interrupted", ExitCode.INTERRUPTED, arguments)
     except TerminatedError:
         return _stopped("terminated", ExitCode.TERMINATED, arguments)
     except Exception as error:
-        return _internal(arguments, error)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        code = _internal(arguments, error)
+    for number, handler in before.items():
+        # The verdict stands: a program that only has to exit is not to be stopped any more.
+        signal.signal(number, signal.SIG_IGN if program else handler)
+    return code
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise TerminatedError
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind once: a second signal must not break into the rolling back, nor into the exit."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else TerminatedError
 
 
 def _run(arguments: list[str]) -> int:
@@ -114,30 +121,42 @@ class _Command:
     run: Callable[[argparse.Namespace], int]
 
 
-def common_arguments(parser: argparse.ArgumentParser, names: str) -> None:
-    """Options that every verb on a tree has. ``names`` is nargs for the fixes: ``*`` or ``+``."""
+def common_arguments(parser: argparse.ArgumentParser, names: str, level: str | None = None) -> None:
+    """Options that every verb on a tree has. ``names`` is nargs for the fixes: ``*`` or ``+``;
+    ``level`` is the default of --verify.
+    """
     add = parser.add_argument
     add("names", metavar="FIX", nargs=names, help="fixes and bundles")
-    add("--profile", default="auto", help="profile name such as v0.30.0, or auto")
-    add("--profiles", type=Path, metavar="DIR", help="another folder of profiles and patches")
-    add("--tree", type=Path, metavar="DIR", help="a site-packages, unpacked wheel or checkout")
-    add("--python", metavar="EXE", help="the interpreter of another environment")
-    add("--accept-version", metavar="EXACT", help="accept this one non-release version")
+    add("--profile", type=filled, default="auto", help="a profile such as v0.30.0, or auto")
+    add("--profiles", type=folder, metavar="DIR", help="another folder of profiles and patches")
+    add("--tree", type=folder, metavar="DIR", help="a site-packages, unpacked wheel or checkout")
+    add("--python", type=filled, metavar="EXE", help="the interpreter of another environment")
+    add("--verify", choices=_LEVELS, default=level, help="level to reach")
+    add("--accept-version", type=filled, metavar="EXACT", help="accept one non-release version")
     add(
         "--allow-foreign",
         action="append",
+        type=filled,
         default=[],
         metavar="PATH",
         help="accept the bytes of this one file if every hunk still matches in one place",
     )
-    add("--expect-digest", metavar="D", help="fail before writing if the digest differs")
+    add("--expect-digest", type=filled, metavar="D", help="fail before writing if it differs")
+    add("--dry-run", action="store_true", help="plan and report, write nothing")
     add("--json", action="store_true", help="print one JSON document")
-    add("--quiet", action="store_true", help="print the digest and problems only")
+    add("--quiet", action="store_true", help="print the level, the digest and problems only")
 
 
-def level_argument(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """The option --verify."""
-    parser.add_argument("--verify", choices=_LEVELS, default=default, help="level to reach")
+def filled(text: str) -> str:
+    """An option's value. An empty one, as of an unset variable, is no value."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def folder(text: str) -> Path:
+    """An option's value that names a folder."""
+    return Path(filled(text))
 
 
 def wait_argument(parser: argparse.ArgumentParser) -> None:
@@ -167,13 +186,13 @@ def _failed(problems: Sequence[Problem], arguments: list[str]) -> ExitCode:
         verb = arguments[0] if arguments[0] in VERBS else "apply"
         report.show(Report(verb, problems=list(problems)).document(), as_json=True)
     else:
-        # Where it could not be recovered, files are as the interrupted run left them.
-        report.complain(problems, "" if code is ExitCode.UNRECOVERABLE else _UNCHANGED)
+        report.complain(problems)
     return code
 
 
 def _stopped(word: str, code: ExitCode, arguments: list[str]) -> int:
-    return _failed([Problem(code, word, "what had been written was rolled back")], arguments)
+    what = "what was not complete has been rolled back"
+    return _failed([Problem(code, word, what, hint="`status` shows what is in")], arguments)
 
 
 def _internal(arguments: list[str], error: Exception) -> int:
@@ -191,7 +210,7 @@ def _internal(arguments: list[str], error: Exception) -> int:
         f"    arguments: {' '.join(arguments)}",
         f"    {line}",
         *places,
-        _UNCHANGED,
+        "A change that was not complete has been rolled back.",
     ]
     if "--json" in arguments:
         _failed([Problem(ExitCode.INTERNAL, "internal", line, "; ".join(places))], arguments)

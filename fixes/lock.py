@@ -7,6 +7,7 @@ sha256 of every authored file it was made from.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -159,3 +160,14 @@ class Lock(_Content):
                     of_path = found.setdefault(change.path, {})
                     of_path[fix.id] = (*of_path.get(fix.id, ()), change)
         return found
+
+    def closure(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Fixes with all that they require, in the order of application."""
+        wanted = dict.fromkeys(names)
+        todo = list(wanted)
+        while todo:
+            for other in self.fixes[todo.pop()].requires:
+                if other not in wanted:
+                    wanted[other] = None
+                    todo.append(other)
+        return tuple(name for name in self.fixes if name in wanted)

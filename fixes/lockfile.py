@@ -178,6 +178,10 @@ class _Reader:
         )
         if (fix.need is Need.OFFERED) != bool(fix.steps):
             table.fail("steps", f"do not go with need {fix.need.value!r}")
+        if fix.need is Need.UPSTREAM and fix.pristine_probe != "absent":
+            table.fail("pristine_probe", "must be 'absent' for a fix that upstream has")
+        if fix.need is Need.OFFERED and fix.pristine_probe == "absent":
+            table.fail("pristine_probe", "is 'absent', so there is nothing to fix")
         for other in fix.requires:
             if self.order.get(other, -1) >= self.order[name]:
                 table.fail("requires", f"{other!r} comes later in the order of application")

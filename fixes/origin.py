@@ -54,8 +54,7 @@ def find(
     if data is None:
         if pinned.pristine:
             return Origin(FileVerdict.MISSING, "", "", (), lambda: None)
-        verdict = FileVerdict.MISSING if record else FileVerdict.PRISTINE
-        return Origin(verdict, "", "", (), lambda: None)
+        return Origin(FileVerdict.PRISTINE, "", "", (), lambda: None)
     now = sha256(data)
     if now in pinned.pristine:
         return Origin(FileVerdict.PRISTINE, now, now, (), lambda: data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from fixes import __version__
@@ -118,15 +118,38 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
         for file in plan.files
     ]
     report.changed = sorted(written)
+    wire = [name for name in plan.wanted if here.lock.fixes[name].wire and name not in plan.present]
+    if wire:
+        report.notes.append(f"needed on every node of a replica, or on none: {', '.join(wire)}")
     report.digest = plan.digest(here.releases)
     report.accepted += [
         f"foreign pre-image of {file.path}, sha256 {file.pre}"
         for file in plan.files
         if file.accepted and file.wanted
     ]
-    core = here.trees[0]
-    if core.release != here.lock.release:
-        report.accepted.append(f"version {core.version} for profile {here.lock.profile}")
+    if here.odd_version:
+        report.accepted.append(f"version {here.trees[0].version} for profile {here.lock.profile}")
+    return report
+
+
+def refused(
+    verb: str,
+    here: Session,
+    plan: Plan,
+    problems: Iterable[Problem],
+    lines: Iterable[FixLine] = (),
+) -> Report:
+    """The report of a plan that was not carried out: each fix with what stands against it."""
+    report = add_plan(start(verb, here), here, plan, done=False)
+    report.problems += problems
+    kinds = {problem.where: problem.kind for problem in reversed(report.problems)}
+    for place, line in enumerate(report.fixes):
+        against = [kinds[name] for name in (line.id, *line.files) if name in kinds]
+        if against:
+            report.fixes[place] = replace(line, verdict=against[0])
+    report.fixes += lines
+    report.changed.clear()
+    report.digest = plan.digest_now(here.releases)
     return report
 
 

@@ -69,6 +69,11 @@ class Plan:
         fixed = ((file.target, file.path, file.post) for file in self.files if file.wanted)
         return of_fixes(fixed, releases)
 
+    def digest_now(self, releases: Mapping[str, str]) -> str:
+        """The digest of what is in before anything is written."""
+        fixed = ((file.target, file.path, file.now) for file in self.files if file.present)
+        return of_fixes(fixed, releases)
+
 
 def make(
     lock: Lock,
@@ -105,7 +110,7 @@ def make(
     present = _present(lock, origins)
     wanted = _in_order(lock, (set(asked) | present | (recorded & set(lock.fixes))) - set(removed))
     problems += _relations(lock, wanted)
-    problems += _halves(lock, origins, present | set(wanted) | set(removed))
+    problems += _halves(lock, origins, present | set(wanted), removed)
     files = []
     names = frozenset(wanted)
     for path, pinned in files_known.items():
@@ -152,33 +157,41 @@ def _relations(lock: Lock, wanted: tuple[str, ...]) -> list[Problem]:
                         ExitCode.MISMATCH,
                         "conflict",
                         f"{name} requires {other}, which would not be in",
+                        name,
                         hint=f"name {other} as well, or take both out",
                     )
                 )
         for other in lock.fixes[name].conflicts:
             if other in wanted:
-                problems.append(
-                    Problem(ExitCode.MISMATCH, "conflict", f"{name} cannot go with {other}")
-                )
+                what = f"{name} cannot go with {other}"
+                problems.append(Problem(ExitCode.MISMATCH, "conflict", what, name))
     return problems
 
 
-def _halves(lock: Lock, origins: Mapping[str, Origin], settled: set[str]) -> list[Problem]:
-    """A fix that some of its files hold and others do not, and that this run leaves so."""
+def _halves(
+    lock: Lock, origins: Mapping[str, Origin], settled: set[str], removed: Collection[str]
+) -> list[Problem]:
+    """A fix that some of its files hold and others do not, and that this run leaves so.
+
+    Taking it out leaves it so as well where one of the others is foreign: it may hold it too.
+    """
     problems = []
     for fix in lock.fixes.values():
         holders = [path for path in paths_of(fix) if fix.id in origins[path].present]
         if not holders or fix.id in settled:
             continue
         lacking = [path for path in paths_of(fix) if path not in holders]
-        problems.append(
-            Problem(
-                ExitCode.MISMATCH,
-                "half-applied",
-                f"{', '.join(holders)} holds {fix.id}, {', '.join(lacking)} does not",
-                hint=f"name {fix.id} to make it whole, or revert it",
+        foreign = [path for path in lacking if origins[path].verdict is FileVerdict.FOREIGN]
+        if fix.id not in removed or foreign:
+            problems.append(
+                Problem(
+                    ExitCode.MISMATCH,
+                    "half-applied",
+                    f"{', '.join(holders)} holds {fix.id}, {', '.join(lacking)} does not",
+                    ", ".join(foreign),
+                    f"name {fix.id} to make it whole, or revert it; or {_REINSTALL}",
+                )
             )
-        )
     return problems
 
 
@@ -209,7 +222,8 @@ def _file(
         return plan, [_mismatch(lock, pinned, found)] if here or recorded else []
     if not here and found.verdict is not FileVerdict.APPLIED:
         return plan, []
-    if here and pinned.post.get((found.pre, here)) == found.now:
+    known = pinned.post.get((found.pre, here)) if here else None
+    if known is not None and known == found.now:
         return plan, []
     try:
         content, offsets = _through(lock, path, here, found.pristine())
@@ -219,6 +233,9 @@ def _file(
     except _StepError as error:
         return plan, error.problems(path)
     post = "" if content is None else sha256(content)
+    fault = _fault(path, content, post, known)
+    if fault is not None:
+        return plan, [fault]
     outdated = found.verdict is FileVerdict.APPLIED and here == found.present
     return replace(
         plan,
@@ -227,6 +244,21 @@ def _file(
         content=content if post != found.now else None,
         offsets=offsets,
     ), []
+
+
+def _fault(path: str, content: bytes | None, post: str, known: str | None) -> Problem | None:
+    """Why a post-image must not be written: it is not the lock's, or is no Python."""
+    if known is not None and known != post:
+        what = "what the lock's hunks make of it is not the post-image that the lock names"
+        return Problem(ExitCode.MISMATCH, "bad-lock", what, path, "make the lock anew")
+    if content is None or known is not None or not path.endswith(".py"):
+        return None
+    try:
+        compile(content, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        what = f"would not be Python any more: {error}"
+        return Problem(ExitCode.MISMATCH, "not-python", what, path)
+    return None
 
 
 _REINSTALL = "install the release again, then apply"

@@ -52,6 +52,8 @@ def answer(options: argparse.Namespace) -> dict[str, Any] | None:
         lock = _lock(options, found, state)
         if lock is None or _platform(lock, found, env) or not _same(found, env, state, lock):
             return None
+        if not _covers(state, lock, options.names):
+            return None
         # The tree may have been copied, or be mounted, elsewhere.
         return {**report, "trees": [{**report["trees"][0], "path": str(found.site)}]}
     except (FixesError, OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -116,6 +118,26 @@ def _same(found: Tree, env: Environment, state: dict[str, Any], lock: dict[str, 
     beside = tree.siblings(found, env)
     mark = of_surroundings(state["lock"], digest, env.version, [record], beside)
     return bool(digest == state["digest"] and mark == state["verified"]["fingerprint"])
+
+
+def _covers(state: dict[str, Any], lock: dict[str, Any], names: list[str]) -> bool:
+    """Whether the files of the state hold every fix that the names stand for."""
+    todo = [
+        name for one in names for name in lock["bundles"].get(one, {"members": [one]})["members"]
+    ]
+    files = {entry["path"]: entry["fixes"] for entry in state["files"]}
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        fix = lock["fixes"][name]
+        todo += fix["requires"]
+        changes = [change for step in fix["steps"] for change in step["changes"]]
+        if any(name not in files[change["path"]] for change in changes):
+            return False
+    return True
 
 
 def _pristine(path: Path, known: dict[str, Any]) -> bool:

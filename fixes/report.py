@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from fixes import __version__
-from fixes.errors import ExitCode, Problem
+from fixes.errors import ExitCode, Problem, TerminatedError
 
 Document = Mapping[str, Any]
+
+#: Where what could not be recovered, or was stopped, says itself how the files are.
+_SILENT = {ExitCode.UNRECOVERABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
 _COLOURS = {"good": "32", "bad": "31", "quiet": "2"}
 _SHADES = {
@@ -28,16 +32,24 @@ _SHADES = {
 
 
 def show(document: Document, *, as_json: bool, quiet: bool = False) -> ExitCode:
-    """Print a report, and its problems to standard error; give its exit code."""
+    """Print a report, and its problems to standard error; give its exit code.
+
+    All is done by now: a signal while it is printed leaves words out and does not change it.
+    """
+    with suppress(KeyboardInterrupt, TerminatedError):
+        _show(document, as_json, quiet)
+    return ExitCode(document["exit"])
+
+
+def _show(document: Document, as_json: bool, quiet: bool) -> None:
     if as_json:
         emit(json.dumps(document, indent=2) + "\n")
-        return ExitCode(document["exit"])
+        return
     if not quiet:
         emit(text(document, wants_colour(sys.stdout)))
     elif document["digest"]:
-        emit(f"digest sha256:{document['digest']}\n")
+        emit(f"level {document['level']}\ndigest sha256:{document['digest']}\n")
     _complain(document["problems"])
-    return ExitCode(document["exit"])
 
 
 def text(document: Document, colour: bool) -> str:
@@ -82,14 +94,12 @@ def problem_document(problem: Problem) -> dict[str, object]:
     }
 
 
-def complain(problems: Iterable[Problem], last: str = "") -> None:
+def complain(problems: Iterable[Problem]) -> None:
     """Print problems to standard error: what, where, what to do."""
     _complain([problem_document(problem) for problem in problems])
-    if last:
-        emit(f"{last}\n", error=True)
 
 
-def _complain(problems: Iterable[Document]) -> None:
+def _complain(problems: Sequence[Document]) -> None:
     colour = wants_colour(sys.stderr)
     for problem in problems:
         place = f"{problem['where']}: " if problem["where"] else ""
@@ -97,6 +107,8 @@ def _complain(problems: Iterable[Document]) -> None:
         emit(f"{label} {place}{problem['what']}\n", error=True)
         if problem["hint"]:
             emit(f"  {problem['hint']}\n", error=True)
+    if problems and not _SILENT & {problem["code"] for problem in problems}:
+        emit("Nothing was changed.\n", error=True)
 
 
 def emit(text: str, *, error: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fixes import distribution, tree
@@ -34,18 +34,19 @@ def select(names: Sequence[str], here: Session) -> Selection:
     unknown: list[Problem] = []
     lines: list[FixLine] = []
     fixes: list[str] = []
+    plugins = distribution.plugins(here.paths)
     for name in dict.fromkeys(names):
         if name in lock.bundles:
             fixes += lock.bundles[name].members
             for platform in lock.platforms:
-                found = _platform(name, platform, here)
+                found = _platform(name, platform, here, plugins)
                 if isinstance(found, Problem):
                     problems.append(found)
                 elif isinstance(found, FixLine):
                     lines.append(found)
                 else:
                     fixes += platform.fixes
-            problems += _strangers(name, here)
+            problems += _strangers(name, lock, plugins)
         elif name in lock.fixes:
             fixes.append(name)
         elif _authored(here.catalogue, name):
@@ -55,7 +56,7 @@ def select(names: Sequence[str], here: Session) -> Selection:
             unknown.append(_unknown(name, lock))
     if unknown:
         raise FixesError(*unknown)
-    wanted = _with_requirements(lock, fixes)
+    wanted = list(lock.closure(fixes))
     for name in list(wanted):
         fix = lock.fixes[name]
         if fix.need is not Need.OFFERED:
@@ -95,20 +96,11 @@ def _authored(source: Catalogue, name: str) -> bool:
         return False
 
 
-def _with_requirements(lock: Lock, names: Sequence[str]) -> list[str]:
-    wanted = dict.fromkeys(names)
-    todo = list(wanted)
-    while todo:
-        for other in lock.fixes[todo.pop()].requires:
-            if other not in wanted:
-                wanted[other] = None
-                todo.append(other)
-    return [name for name in lock.fixes if name in wanted]
-
-
-def _platform(bundle: str, platform: Platform, here: Session) -> Problem | FixLine | None:
+def _platform(
+    bundle: str, platform: Platform, here: Session, plugins: Mapping[str, str]
+) -> Problem | FixLine | None:
     """None: the plugin is installed and served. A line: no sign of the platform."""
-    where = tree.installed(platform.package, here.paths)
+    where = tree.installed(platform.package, here.paths) or plugins.get(platform.package)
     if where is not None and platform.fixes:
         return None
     if where is not None:
@@ -123,9 +115,9 @@ def _platform(bundle: str, platform: Platform, here: Session) -> Problem | FixLi
     return FixLine(platform.name, Need.NOT_NEEDED.value, f"no sign of {platform.name} here")
 
 
-def _strangers(bundle: str, here: Session) -> list[Problem]:
+def _strangers(bundle: str, lock: Lock, plugins: Mapping[str, str]) -> list[Problem]:
     """Platform plugins that the profile has never heard of run their own workers."""
-    known = {platform.package for platform in here.lock.platforms}
+    known = {platform.package for platform in lock.platforms}
     return [
         Problem(
             ExitCode.MISMATCH,
@@ -133,7 +125,7 @@ def _strangers(bundle: str, here: Session) -> list[Problem]:
             f"{bundle} has no fixes for the platform plugin {package} of {owner}",
             hint="name the fixes you want one by one to leave the plugin as it is",
         )
-        for package, owner in distribution.plugins(here.paths).items()
+        for package, owner in plugins.items()
         if package not in known
     ]
 

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from fixes import catalogue, environment, tree
 from fixes.catalogue import Catalogue
 from fixes.environment import Environment
-from fixes.errors import ExitCode, FixesError, Problem
+from fixes.errors import ExitCode, FixesError, Problem, worst
 from fixes.lock import Lock
 from fixes.tree import Tree
+
+#: The name of the empty profile that a state is taken out by where its own cannot be used.
+NO_PROFILE = "(none)"
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a run works on. ``trees`` has vllm's first, then those of installed plugins."""
+    """What a run works on. ``trees`` has vllm's first, then those of installed plugins.
+
+    ``problems`` are what the release gate says; a run goes on far enough to report the rest.
+    """
 
     catalogue: Catalogue
     lock: Lock
     environment: Environment
     trees: tuple[Tree, ...]
     named_tree: bool
+    problems: tuple[Problem, ...] = ()
 
     @property
     def releases(self) -> dict[str, str]:
         """Each target's public release, for the digest."""
         return {found.target: found.release for found in self.trees}
+
+    @property
+    def odd_version(self) -> bool:
+        """Whether a build between releases was accepted by name: all probes must then pass."""
+        return self.trees[0].release != self.lock.release
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -63,14 +76,15 @@ def open_session(options: argparse.Namespace, *, without_profile: bool = False) 
     shadows = () if options.tree else _shadows(found)
     try:
         lock = source.lock(_profile(source, options.profile, found))
-        _gate(lock, found, options.accept_version)
+        gate = _gate(lock, found, options)
     except FixesError as error:
-        if not (without_profile and found.state.is_file()):
-            raise FixesError(*shadows, *error.problems) from error
-        lock = Lock("(none)", found.release, {}, {}, {}, {}, {}, ())
-    if shadows:
-        raise FixesError(*shadows)
-    return Session(source, lock, env, (found, *_plugins(lock, env, found)), bool(options.tree))
+        lock, gate = None, list(error.problems)
+    if gate and without_profile and found.state.is_file() and worst(gate) is not ExitCode.USAGE:
+        lock, gate = Lock(NO_PROFILE, found.release, {}, {}, {}, {}, {}, ()), []
+    if lock is None:
+        raise FixesError(*shadows, *gate)
+    trees = (found, *_plugins(lock, env, found))
+    return Session(source, lock, env, trees, bool(options.tree), (*shadows, *gate))
 
 
 def _shadows(found: Tree) -> tuple[Problem, ...]:
@@ -106,13 +120,20 @@ def _profile(source: Catalogue, name: str, found: Tree) -> str:
     raise FixesError(Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint))
 
 
-def _gate(lock: Lock, found: Tree, accepted: str | None) -> None:
-    """The installed release must be the profile's, or the one version that was named."""
-    if found.release == lock.release or (accepted is not None and accepted == found.version):
-        return
+def _gate(lock: Lock, found: Tree, options: argparse.Namespace) -> list[Problem]:
+    """The installed release must be the profile's, or the one odd version that was named."""
+    accepted = options.accept_version
+    if found.release == lock.release:
+        return []
     version = found.version or "of unknown version"
     what = f"vLLM {version} is installed, profile {lock.profile} is for {lock.release}"
     hint = "choose the profile of this release (`vllm-fixes list` shows them)"
-    if accepted is not None:
+    if accepted is not None and accepted != found.version:
         hint = f"--accept-version {accepted} does not name it exactly"
-    raise FixesError(Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint))
+    elif accepted is not None and re.fullmatch(r"[0-9.]+(\+.*)?", accepted):
+        hint = f"--accept-version is for builds between releases, and {accepted} is a release"
+    elif accepted is not None and options.allow_foreign:
+        hint = "--accept-version takes pristine files only, so --allow-foreign cannot go with it"
+    elif accepted is not None:
+        return []
+    return [Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site), hint)]

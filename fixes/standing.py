@@ -8,6 +8,7 @@ from fixes import disk, record, tree
 from fixes.digest import of_surroundings
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.look import Look
+from fixes.origin import FileVerdict
 from fixes.plan import FilePlan, Plan
 from fixes.session import Session
 from fixes.state import Level
@@ -54,6 +55,33 @@ def check_records(session: Session, found: Look, files: Sequence[FilePlan]) -> l
     return problems
 
 
+def expectation(asked: str | None, digest: str) -> list[Problem]:
+    """What --expect-digest says of a digest, with or without its prefix."""
+    if asked is None or asked.removeprefix("sha256:") == digest:
+        return []
+    what = f"the digest is sha256:{digest}, not {asked}"
+    return [Problem(ExitCode.DIGEST_DIFFERS, "digest", what)]
+
+
+def unaccounted(session: Session, found: Look, plan: Plan) -> list[Problem]:
+    """What keeps a damaged state from being replaced: it may hold the only pristine bytes."""
+    if not found.damaged:
+        return []
+    if not session.lock.files:
+        return list(found.damaged)
+    return [
+        Problem(
+            ExitCode.MISMATCH,
+            "foreign",
+            "the state is damaged, and this file is none that the profile accounts for",
+            file.path,
+            "install the release again, then apply",
+        )
+        for file in plan.files
+        if file.verdict is FileVerdict.FOREIGN and not file.accepted
+    ]
+
+
 def recorded(session: Session, found: Look, plan: Plan) -> bool:
     """Whether every tree's state and RECORD already say what the plan says."""
     if found.damaged or check_records(session, found, plan.files):
@@ -79,7 +107,7 @@ def wanted_level(session: Session, asked: str | None, accepted_version: str | No
     """
     possible = Level.BYTES if session.environment.executable is None else Level.PROBE
     level = Level[asked.upper()] if asked else possible
-    if accepted_version and session.trees[0].release != session.lock.release:
+    if accepted_version and session.odd_version:
         level = Level.PROBE
     if level > possible:
         what = f"level {level.word} needs an interpreter to import in"

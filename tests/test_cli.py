@@ -52,7 +52,10 @@ WRONG = {
     "an option": (("ready", "--dry-rnu"), "--dry-rnu", "did you mean --dry-run?"),
     "an option with a value": (("ready", "--profle=x"), "--profle", "did you mean --profile?"),
     "an option cut short": (("ready", "--dry"), "--dry", "did you mean --dry-run?"),
-    "an option of another verb": (("status", "--dry-run"), "--dry-run", "status --help"),
+    "an option of another verb": (("status", "--all"), "--all", "status --help"),
+    "an empty digest": (("ready", "--expect-digest", ""), "must not be empty", "--help"),
+    "an empty interpreter": (("ready", "--python", ""), "must not be empty", "--help"),
+    "an empty folder": (("ready", "--tree", ""), "must not be empty", "--help"),
     "a level": (("ready", "--verify", "probes"), "invalid choice: 'probes'", "--help"),
     "a profile": (("ready", "--profile", "0.30.0"), "no profile '0.30.0'", "v0.30.0"),
     "a profile elsewhere": (("ready", "--profile", "../x"), "no profile '../x'", "v0.30.0"),
@@ -177,7 +180,7 @@ def test_text_ends_with_the_digest_and_is_plain(tree: Place) -> None:
     first, second = tree.ok(BUNDLE), tree.ok(BUNDLE)
     line = first.splitlines()[-1]
     assert re.fullmatch("digest sha256:[0-9a-f]{64}", line) and second.splitlines()[-1] == line
-    assert tree.ok(BUNDLE, "--quiet") == f"{line}\n"
+    assert tree.ok(BUNDLE, "--quiet") == f"level bytes\n{line}\n"
     assert "\x1b" not in first
 
 

@@ -89,7 +89,12 @@ def sample() -> Lock:
             "two": fix("two", (second,), reach=(Reach("vllm.crlf", ("C.f",)),)),
             "one": fix("one", (first,), requires=("two",), pristine_probe="present"),
             "three": fix(
-                "three", need=Need.UPSTREAM, why="since 0.9", conflicts=("one",), wire=True
+                "three",
+                need=Need.UPSTREAM,
+                pristine_probe="absent",
+                why="since 0.9",
+                conflicts=("one",),
+                wire=True,
             ),
         },
         bundles={"all": Bundle("all", "All", ("one", "two")), "nil": Bundle("nil", "Nil", ())},
@@ -250,6 +255,9 @@ CRLF = ("fixes", "two", "steps", 0, "changes", 1)
         (("fixes", "one", "need"), "not-needed", "steps: do not go with need 'not-needed'"),
         (("fixes", "one", "targets"), ["torch"], "targets: lack 'vllm'"),
         (("fixes", "one", "pristine_probe"), "yes", "pristine_probe: is 'yes'"),
+        (("fixes", "one", "pristine_probe"), "absent", "so there is nothing to fix"),
+        (("fixes", "three", "pristine_probe"), "", "must be 'absent'"),
+        (("fixes", "three", "pristine_probe"), "present", "must be 'absent'"),
         (("fixes", "one", "probe", "evidence"), "hearsay", "evidence: is 'hearsay'"),
         (("fixes", "one", "probe", "source"), "patches/two/probe.py", "is not under patches/one/"),
         ((*STEP, "kind"), "ed", "kind: is 'ed'"),

@@ -16,7 +16,7 @@ from fixes.state import FixedFile, State, pack
 
 ONE, TWO, NEW = "vllm/one.py", "vllm/two.py", "vllm/new.py"
 PRISTINE = {
-    ONE: b"".join(b"line %d\n" % number for number in range(40)),
+    ONE: b"".join(b"line_%d\n" % number for number in range(40)),
     TWO: b"alpha\r\nbeta\r\ngamma\r\ndelta",
     NEW: None,
 }
@@ -49,11 +49,11 @@ def change(path: str, line: int, old: bytes, new: bytes) -> FileChange:
     return FileChange("vllm", path, (Hunk(line, old, new),))
 
 
-A = fix("a", change(ONE, 6, b"line 5\n", b"line 5\nfive and a half\n"))
-B = fix("b", change(ONE, 21, b"line 20\n", b"LINE 20\n"), change(TWO, 2, b"beta\r\n", b"BETA\r\n"))
+A = fix("a", change(ONE, 6, b"line_5\n", b"line_5\nfive_and_a_half\n"))
+B = fix("b", change(ONE, 21, b"line_20\n", b"LINE_20\n"), change(TWO, 2, b"beta\r\n", b"BETA\r\n"))
 C = fix("c", change(TWO, 4, b"delta", b"delta\r\nepsilon"), requires=("b",))
 D = fix("d", FileChange("vllm", NEW, (), b"added = True\n"))
-E = fix("e", change(ONE, 11, b"line 10\n", b"line ten\n"), conflicts=("a",))
+E = fix("e", change(ONE, 11, b"line_10\n", b"line_ten\n"), conflicts=("a",))
 
 
 def lock(*fixes: Fix) -> Lock:
@@ -168,14 +168,14 @@ def test_a_foreign_file_is_accepted_by_name_if_every_hunk_still_fits() -> None:
     assert plan.problems == ()
     [file] = plan.writes
     assert file.accepted and file.offsets == (1,)
-    broken = {**PRISTINE, ONE: (PRISTINE[ONE] or b"").replace(b"line 5\n", b"line 5.1\n")}
+    broken = {**PRISTINE, ONE: (PRISTINE[ONE] or b"").replace(b"line_5\n", b"line_51\n")}
     assert kinds(make(ALL, "a", broken, None, foreign_allowed=[ONE])) == ["drifted"]
     twice = {**PRISTINE, ONE: (PRISTINE[ONE] or b"") * 2}
     assert kinds(make(ALL, "a", twice, None, foreign_allowed=[ONE])) == ["ambiguous"]
 
 
 def test_an_older_version_of_a_step_is_outdated_and_made_anew_from_the_saved_bytes() -> None:
-    old = lock(fix("a", change(ONE, 6, b"line 5\n", b"line five\n")), B)
+    old = lock(fix("a", change(ONE, 6, b"line_5\n", b"line_five\n")), B)
     first = make(old, "ab", PRISTINE, None)
     after = written(first, PRISTINE)
     plan = make(lock(A, B), "a", after, recorded(first))
@@ -272,3 +272,16 @@ def steps(work: object) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def test_what_would_not_be_python_any_more_is_not_written() -> None:
+    seen = {**PRISTINE, ONE: (PRISTINE[ONE] or b"") + b"def (\n"}
+    assert kinds(make(ALL, "a", seen, None, foreign_allowed=[ONE])) == ["not-python"]
+
+
+def test_a_refused_plan_still_says_what_is_in() -> None:
+    after = written(make(ALL, "a", PRISTINE, None), PRISTINE)
+    plan = make(ALL, "ab", {**after, TWO: b"theirs\n"}, None)
+    assert kinds(plan) == ["foreign"]
+    releases = {"vllm": "1"}
+    assert plan.digest_now(releases) == make(ALL, "a", PRISTINE, None).digest(releases)

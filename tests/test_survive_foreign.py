@@ -69,7 +69,7 @@ def test_a_file_is_accepted_as_it_was_and_not_as_it_became(tmp_path: Path) -> No
     again = ("--allow-foreign", "vllm/core.py")
     for arguments in (("ready",), ("revert", "--all"), ("revert", "ready"), ("revert", "end")):
         document = place.json(*arguments)
-        assert [problem["kind"] for problem in document["problems"]] == ["foreign"], arguments
+        assert "foreign" in [problem["kind"] for problem in document["problems"]], arguments
         assert place.json(*arguments, *again)["exit"] == 1
     assert places.identities(place.site) == before
     # Another file of somebody's has to be named, the one that was accepted need not.

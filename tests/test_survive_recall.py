@@ -96,7 +96,7 @@ DISK: dict[str, tuple[int, Callable[[Place], object]]] = {
     ),
     "an added file": (1, lambda p: append(p.package / "added.py")),
     "no fixed file": (1, lambda p: (p.package / "core.py").unlink()),
-    "no added file": (1, lambda p: (p.package / "added.py").unlink()),
+    "no added file": (0, lambda p: (p.package / "added.py").unlink()),
     "a folder for a file": (
         6,
         lambda p: ((p.package / "added.py").unlink(), (p.package / "added.py").mkdir()),

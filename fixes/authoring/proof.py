@@ -192,18 +192,7 @@ def _modules(fixes: Collection[Fix]) -> tuple[str, ...]:
 
 def _applied(lock: Lock, pristine: Images, fixes: Collection[str]) -> dict[str, bytes | None]:
     """The files that some fixes, with all that they require, change. Raises FixesError."""
-    made = plan.make(lock, _required(lock, fixes), pristine, None)
+    made = plan.make(lock, lock.closure(fixes), pristine, None)
     if made.problems:
         raise FixesError(*made.problems)
     return {file.path: file.content for file in made.writes}
-
-
-def _required(lock: Lock, fixes: Collection[str]) -> set[str]:
-    """Fixes and all that they require."""
-    every: set[str] = set()
-    waiting = list(fixes)
-    while waiting:
-        if (name := waiting.pop()) not in every:
-            every.add(name)
-            waiting += lock.fixes[name].requires
-    return every

@@ -10,8 +10,6 @@ from fixes import cli, recall, report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     cli.common_arguments(parser, "+")
-    cli.level_argument(parser, None)
-    parser.add_argument("--dry-run", action="store_true", help="plan and report, write nothing")
     cli.wait_argument(parser)
 
 

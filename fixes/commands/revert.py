@@ -14,10 +14,8 @@ from fixes.session import Session
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
-    cli.common_arguments(parser, "*")
-    cli.level_argument(parser, "bytes")
+    cli.common_arguments(parser, "*", "bytes")
     parser.add_argument("--all", action="store_true", help="every fix that is in")
-    parser.add_argument("--dry-run", action="store_true", help="plan and report, write nothing")
     cli.wait_argument(parser)
 
 
@@ -54,7 +52,13 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
         removed=removed,
         foreign_allowed=options.allow_foreign,
     )
-    problems = [*plan.problems, *look.interruption(here, found)]
+    problems = [
+        *here.problems,
+        *plan.problems,
+        *standing.unaccounted(here, found, plan),
+        *look.interruption(here, found),
+        *standing.expectation(options.expect_digest, plan.digest(here.releases)),
+    ]
     if problems:
         raise FixesError(*problems)
     return plan

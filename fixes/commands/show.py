@@ -58,7 +58,10 @@ def _document(lock: Lock, fix: Fix) -> dict[str, object]:
         "both_nodes": fix.wire,
         "risk": fix.risk,
         "drop_when": fix.drop_when,
+        "targets": list(fix.targets),
         "evidence": fix.probe.evidence if fix.probe else "",
+        "cannot_tell": list(fix.probe.cannot_tell) if fix.probe else [],
+        "on_pristine": fix.pristine_probe,
         "steps": [
             {"kind": step.kind, "source": step.source, "took": list(step.took)}
             for step in fix.steps
@@ -79,7 +82,9 @@ def _text(having: list[Lock], name: str) -> str:
         "Requires": ", ".join(fix.requires),
         "Conflicts": ", ".join(fix.conflicts),
         "Both nodes or none": "yes" if fix.wire else "no",
+        "Targets": ", ".join(fix.targets),
         "Evidence": fix.probe.evidence if fix.probe else "",
+        "The probe cannot tell": ", ".join(fix.probe.cannot_tell) if fix.probe else "",
         "Drop when": fix.drop_when,
     }
     lines += [f"{label}: {text}" for label, text in facts.items() if text]
@@ -89,6 +94,10 @@ def _text(having: list[Lock], name: str) -> str:
         lines.append(
             f"In {lock.profile}: {here.need.value}" + (f" ({here.why})" if here.why else "")
         )
+        if here.pristine_probe:
+            lines.append(
+                f"  on the pristine release its probe finds the fault {here.pristine_probe}"
+            )
         for step in here.steps:
             taken = f", alternatives {', '.join(step.took)}" if step.took else ""
             lines.append(f"  {step.kind} {step.source}{taken}")

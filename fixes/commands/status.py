@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from fixes import cli, look, outcome, report, session, standing
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Need
 from fixes.look import Look
+from fixes.origin import FileVerdict
 from fixes.outcome import FixLine
 from fixes.plan import Plan, make
 from fixes.selection import select
@@ -44,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
         if name in wanted and name not in inside:
             done.fixes.append(_not_in(here, name, plan))
     done.problems += problems(here, found, plan)
+    done.problems += _spoilt(plan, done.problems)
+    done.problems += standing.expectation(options.expect_digest, done.digest)
     level = standing.reached(here, found, done.digest)
     done.level = max(level, Level.BYTES if plan.wanted and not done.problems else level).word
     if plan.wanted and not done.problems:
@@ -54,7 +58,12 @@ def run(options: argparse.Namespace) -> int:
 
 def problems(here: Session, found: Look, plan: Plan) -> list[Problem]:
     """Everything that keeps a tree from being what its state says."""
-    wrong = [*plan.problems, *found.damaged, *standing.check_records(here, found, plan.files)]
+    wrong = [
+        *here.problems,
+        *plan.problems,
+        *found.damaged,
+        *standing.check_records(here, found, plan.files),
+    ]
     for file in plan.writes:
         what = f"is {file.verdict.value}, not what the applied fixes make of it"
         hint = f"apply again: {' '.join(file.wanted or plan.wanted)}"
@@ -73,3 +82,20 @@ def _not_in(here: Session, name: str, plan: Plan) -> FixLine:
     if spoilt:
         return FixLine(name, spoilt[0].verdict.value, files=tuple(f.path for f in spoilt))
     return FixLine(name, "pending", files=tuple(paths))
+
+
+def _spoilt(plan: Plan, known: Sequence[Problem]) -> list[Problem]:
+    """Files that no fix could be applied to, though none is asked for."""
+    named = {problem.where for problem in known}
+    return [
+        Problem(
+            ExitCode.MISMATCH,
+            file.verdict.value,
+            "is not the release's file and holds no fix: fixes that touch it cannot be applied",
+            file.path,
+        )
+        for file in plan.files
+        if file.verdict in (FileVerdict.FOREIGN, FileVerdict.MISSING)
+        and not file.accepted
+        and file.path not in named
+    ]

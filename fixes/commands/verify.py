@@ -14,11 +14,10 @@ from fixes.selection import select
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     cli.common_arguments(parser, "*")
-    cli.level_argument(parser, None)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify the named fixes, or all that are in; every level is reached anew."""
+    """Verify all fixes that are in, the named ones among them; every level is reached anew."""
     here = session.open_session(options)
     level = standing.wanted_level(here, options.verify, options.accept_version)
     chosen = select(options.names, here)
@@ -38,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if not chosen.lines and not plan.wanted and not done.problems:
         what = "no fix is in this tree"
         done.problems.append(Problem(ExitCode.MISMATCH, "pending", what, str(here.trees[0].site)))
-    if options.expect_digest and options.expect_digest.removeprefix("sha256:") != done.digest:
-        what = f"the digest is sha256:{done.digest}, not {options.expect_digest}"
-        done.problems.append(Problem(ExitCode.DIGEST_DIFFERS, "digest", what))
+    done.problems += standing.expectation(options.expect_digest, done.digest)
     if not done.problems:
         try:
             reached = verify.run(here, plan, level)
