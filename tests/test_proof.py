@@ -225,6 +225,15 @@ def test_mutants_of_a_new_file_and_of_what_is_no_function():
     assert mutants(source, source.replace(b"= 1", b"= 3").replace(b"= 2", b"= 3")) == {}
 
 
+def test_a_mutant_never_takes_a_new_branch_of_the_module():
+    pre = b"if ready:\n    act('old')\n"
+    post = (
+        b"if ready:\n    if (new or\n        newer):\n        pass\n    else:\n        act('old')\n"
+    )
+    expected = post.replace(b"new or\n        newer", b"False")
+    assert mutants(pre, post) == {"if new or newer": expected}
+
+
 def test_no_mutant_of_a_function_that_is_in_two_places():
     source = b"if a:\n    def f():\n        return 1\nelse:\n    def f():\n        return 2\n"
     with pytest.raises(syntax.ScopeError, match="defined at lines 2, 5"):
