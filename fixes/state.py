@@ -7,14 +7,17 @@ hashes the files again, and a state that is missing or damaged is made anew from
 from __future__ import annotations
 
 import base64
+import re
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
 from fixes.digest import seal, sha256, unseal
 
 FORMAT = 1
+#: More bytes than a pre-image may have: what unpacks to more was not packed by us.
+_LIMIT = 64 << 20
 
 
 class Level(IntEnum):
@@ -53,7 +56,8 @@ class FixedFile:
         if not self.pre:
             return None
         try:
-            data = zlib.decompress(base64.b64decode(self.packed, validate=True))
+            packed = base64.b64decode(self.packed, validate=True)
+            data = zlib.decompressobj().decompress(packed, _LIMIT)
         except (ValueError, zlib.error) as error:
             raise DamagedStateError(f"the saved pre-image of {self.path} cannot be read") from error
         if sha256(data) != self.pre:
@@ -111,24 +115,95 @@ def dump(state: State) -> bytes:
 
 
 def load(data: bytes) -> State:
-    """Read a state. Raises DamagedStateError."""
+    """Read a state. Raises DamagedStateError for anything that ``dump`` does not write.
+
+    A seal can be made by anyone, so the types are checked as well as the bytes; only a
+    malformed ``answer`` is dropped, which costs no more than the time that it would save.
+    """
     try:
         body = unseal(data)
         if body.pop("format") != FORMAT:
             raise ValueError("it has another format")
-        files = [
-            FixedFile(**{**entry, "fixes": tuple(entry["fixes"])}) for entry in body.pop("files")
-        ]
-        verified = body.pop("verified")
-        if verified:
-            Level[verified["level"].upper()]  # a word that is no level is damage as well
-        body["fixes"], body["accepted"] = tuple(body["fixes"]), tuple(body["accepted"])
-        return State(
-            **body,
-            files={file.path: file for file in files},
-            verified=Verified(**verified) if verified else None,
-        )
+        return _state(body)
     except ValueError as error:
         raise DamagedStateError(str(error)) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, RecursionError) as error:
         raise DamagedStateError("it is not a state that this tool wrote") from error
+
+
+def _state(body: Any) -> State:
+    _keys(body, State)
+    files = [_file(entry) for entry in _list(body["files"])]
+    answer = body["answer"]
+    return State(
+        tool=_text(body["tool"]),
+        profile=_text(body["profile"]),
+        release=_text(body["release"]),
+        lock=_text(body["lock"]),
+        fixes=_texts(body["fixes"]),
+        steps=_mapping(body["steps"]),
+        files={file.path: file for file in files},
+        digest=_text(body["digest"]),
+        accepted=_texts(body["accepted"]),
+        verified=None if body["verified"] is None else _verified(body["verified"]),
+        answer=answer if type(answer) is dict else None,
+    )
+
+
+def _file(entry: Any) -> FixedFile:
+    _keys(entry, FixedFile)
+    return FixedFile(
+        path=_text(entry["path"]),
+        pre=_sha256(entry["pre"]) if entry["pre"] != "" else "",
+        post=_sha256(entry["post"]),
+        fixes=_texts(entry["fixes"]),
+        record=None if entry["record"] is None else _text(entry["record"]),
+        packed=_text(entry["packed"]),
+    )
+
+
+def _verified(entry: Any) -> Verified:
+    _keys(entry, Verified)
+    level = _text(entry["level"])
+    if level not in [known.word for known in Level]:
+        raise ValueError(f"{level!r} is no level")
+    return Verified(
+        level,
+        _text(entry["fingerprint"]),
+        _text(entry["python"]),
+        _mapping(entry["unproven"]),
+    )
+
+
+def _keys(entry: Any, kind: type[State] | type[FixedFile] | type[Verified]) -> None:
+    if type(entry) is not dict or entry.keys() != {item.name for item in fields(kind)}:
+        raise TypeError
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    value.encode("utf-8", "surrogateescape")  # a ValueError if it stands for no bytes
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple([_text(item) for item in _list(value)])
+
+
+def _mapping(value: Any) -> dict[str, str]:
+    if type(value) is not dict:
+        raise TypeError
+    return {_text(key): _text(item) for key, item in value.items()}
+
+
+def _sha256(value: Any) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", _text(value)):
+        raise ValueError(f"{value!r} is no sha256")
+    return _text(value)
