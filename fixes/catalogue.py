@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fixes import paths
+from fixes import distribution, paths
 from fixes.errors import ExitCode, FixesError, Problem
 
 if TYPE_CHECKING:
@@ -44,18 +44,22 @@ class Catalogue(NamedTuple):
         if fault := paths.fault(name):
             raise ValueError(f"{name}: {fault}")
         path = self.root / name
-        return _read(str(path)) if self.zipped else path.read_bytes()
+        return _read(str(path)) if self.zipped else distribution.contents(path)
 
     def place(self, name: str) -> str:
         """Where an authored file is, for messages."""
         return str(self.root / name)
 
     def profiles(self) -> tuple[str, ...]:
-        """The names of all profiles, by release."""
+        """The names of all profiles, by release. Raises FixesError, kind ``unreadable``."""
         if self.zipped:
             files = self._zipped_files()
         else:
-            files = [path.name for path in (self.root / "profiles").iterdir()]
+            folder = self.root / "profiles"
+            try:
+                files = os.listdir(folder)
+            except OSError as error:
+                raise distribution.unreadable(folder, error) from error
         names = [name.removesuffix(".toml") for name in files if name.endswith(".toml")]
         return tuple(sorted(names, key=_by_release))
 
@@ -70,7 +74,8 @@ class Catalogue(NamedTuple):
     def lock(self, profile: str) -> Lock:
         """The lock of a profile, checked against every authored file it was made from.
 
-        Raises FixesError: ``unknown-profile``, ``no-lock``, ``bad-lock`` or ``stale-lock``.
+        Raises FixesError: ``unknown-profile``, ``no-lock``, ``bad-lock`` or ``stale-lock``, and
+        ``unreadable`` where the profiles cannot be listed.
         """
         name = lock_name(profile)
         try:
@@ -156,4 +161,5 @@ def find(profiles: str | os.PathLike[str] | None = None) -> Catalogue:
 
 
 def _is_root(root: Path) -> bool:
-    return (root / "profiles").is_dir() and (root / "patches").is_dir()
+    # os.path: Path.is_dir raises PermissionError where a folder above may not be entered.
+    return all(os.path.isdir(root / name) for name in ("profiles", "patches"))

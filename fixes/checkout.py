@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from fixes.distribution import describe, listing, read
+from fixes.distribution import describe, listing, peek, read
 
 
 def is_checkout(folder: str) -> bool:
@@ -116,7 +116,7 @@ def _packed(common: str) -> dict[str, str]:
 def _peeled(common: str, name: str) -> str:
     """The commit of a loose tag; an annotated tag whose object is packed stays as it is."""
     for _ in range(8):  # a tag may name a tag
-        data = read(f"{common}/objects/{name[:2]}/{name[2:]}")
+        data = peek(f"{common}/objects/{name[:2]}/{name[2:]}")
         try:
             text = zlib.decompress(data) if data else b""
         except zlib.error:
@@ -129,7 +129,7 @@ def _peeled(common: str, name: str) -> str:
 
 
 def _text(path: str) -> str:
-    return os.fsdecode(read(path) or b"").strip()
+    return os.fsdecode(peek(path) or b"").strip()
 
 
 def _order(name: str) -> tuple[bool, list[int]]:

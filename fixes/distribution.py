@@ -8,14 +8,23 @@ direct_url.json and entry_points.txt there as well; egg-info and EGG-INFO are se
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fixes.errors import ExitCode, FixesError, Problem
+
 PLUGIN_GROUP = "vllm.platform_plugins"
+#: More bytes than any file that is read whole; what is larger has another origin.
+LIMIT = 64 << 20
+RECORD_LIMIT = 256 << 20
+#: There is nothing: no such name, or none that there can be.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class Distribution(NamedTuple):
@@ -32,22 +41,62 @@ class Distribution(NamedTuple):
         return path if path.is_file() else None
 
 
-def read(path: str) -> bytes | None:
-    """A whole small file, or None where there is none to read."""
+class NotAFileError(OSError):
+    """A folder, a pipe, a device, or more bytes than a file that is read whole may have."""
+
+
+def contents(path: str | os.PathLike[str], limit: int = LIMIT) -> bytes:
+    """A whole regular file; never waits for a pipe's other end. Raises OSError."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):  # ValueError: NUL in a name that a file gives
-        return None
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            raise NotAFileError(error.errno, "is a socket or a device") from error
+        raise
     try:
-        size = os.fstat(handle).st_size
-        data = os.read(handle, size + 1)
-        while len(data) != size and (more := os.read(handle, 1 << 20)):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFileError(errno.EINVAL, "is no regular file")
+        size = status.st_size
+        data = os.read(handle, min(size, limit) + 1)
+        while len(data) != size and len(data) <= limit and (more := os.read(handle, 1 << 20)):
             data += more  # it grew, or a network file system gives it in pieces
+        if len(data) > limit:
+            raise NotAFileError(errno.EFBIG, f"has more than {limit >> 20} MiB")
         return data
-    except OSError:  # a folder
-        return None
     finally:
         os.close(handle)
+
+
+def read(path: str | os.PathLike[str], limit: int = LIMIT) -> bytes | None:
+    """A whole file, or None where there is none.
+
+    Raises FixesError, kind ``unreadable``, for what is there and cannot be read: taken for
+    absent, a RECORD would make its package nobody's.
+    """
+    try:
+        return contents(path, limit)
+    except ValueError:  # NUL in a name that a file gives
+        return None
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise unreadable(path, error) from error
+
+
+def peek(path: str, limit: int = LIMIT) -> bytes | None:
+    """A whole file, or None where there is none to read, whatever the reason."""
+    try:
+        return contents(path, limit)
+    except (OSError, ValueError):
+        return None
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError) -> FixesError:
+    """That something is there and cannot be read."""
+    what = f"cannot be read: {error.strerror}"
+    hint = "run as a user who may read it, or put it right"
+    return FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, os.fspath(path), hint))
 
 
 def listing(folder: str, *endings: str) -> tuple[str, ...]:
@@ -83,7 +132,7 @@ def describe(info: str) -> Distribution:
     """Name and version by METADATA (or PKG-INFO), else by the folder's name."""
     name, version = _by_folder(os.path.basename(info))
     for path in (f"{info}/METADATA", f"{info}/PKG-INFO", info):
-        data = read(path)
+        data = None if path == info and os.path.isdir(info) else read(path)
         if data is not None:
             headers = _headers(data)
             return Distribution(
@@ -93,16 +142,29 @@ def describe(info: str) -> Distribution:
 
 
 def owners(folder: str, path: str) -> list[Distribution]:
-    """The dist-infos in a folder whose RECORD lists a path (relative, POSIX)."""
+    """The dist-infos in a folder whose RECORD lists a path (relative, POSIX).
+
+    Raises FixesError, kind ``unreadable``, with everything that cannot be read and may say so:
+    the folder, or the RECORD of any distribution in it.
+    """
     name = os.fsencode(path)
     first, quoted = name + b",", b'"' + name + b'",'
     found = []
+    problems: list[Problem] = []
+    if os.path.isdir(folder) and not os.access(folder, os.R_OK):
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise unreadable(folder, denied)
     for info in infos(folder):
         if not info.endswith(".dist-info"):
             continue
-        data = read(f"{folder}/{info}/RECORD")
-        if data and name in data and _lists(data, first, quoted):
-            found.append(describe(f"{folder}/{info}"))
+        try:
+            data = read(f"{folder}/{info}/RECORD", RECORD_LIMIT)
+            if data and name in data and _lists(data, first, quoted):
+                found.append(describe(f"{folder}/{info}"))
+        except FixesError as error:
+            problems += error.problems
+    if problems:
+        raise FixesError(*problems)
     return found
 
 
@@ -130,7 +192,7 @@ def claims(folder: str, name: str) -> list[Distribution]:
         for info in infos(folder)
         if info.endswith(".dist-info") and normalized(_by_folder(info)[0]) == wanted
     ]
-    return [describe(info) for info in near if os.path.isfile(f"{info}/METADATA")]
+    return [describe(info) for info in near if read(f"{info}/METADATA") is not None]
 
 
 def editables(folders: Iterable[str], checkout: str) -> list[Distribution]:

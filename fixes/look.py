@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fixes import transaction
+from fixes import distribution, transaction
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.session import Session
 from fixes.state import DamagedStateError, State, load
+from fixes.tree import Tree
+
+_REMOVE = "remove it, then `apply`, which makes it anew from the files"
+_REINSTALL = "install the release again, then apply"
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,23 @@ class Look:
 
 
 def take(session: Session) -> Look:
-    """Read every file that the lock or a state names."""
+    """Read every file that the lock or a state names.
+
+    Raises FixesError with everything that is there and cannot be read (``unreadable``), or
+    that is no file: ``foreign`` for a file that a fix touches, ``damaged-state`` for a state.
+    """
+    problems: list[Problem] = []
     states: dict[str, State] = {}
     state_bytes: dict[str, bytes | None] = {}
     records: dict[str, bytes | None] = {}
     damaged = []
     for found in session.trees:
-        records[found.target] = _bytes(found.state_record)
-        state_bytes[found.target] = data = _bytes(found.state)
+        try:
+            records[found.target] = _record(found)
+            state_bytes[found.target] = data = _bytes(found.state, "damaged-state", _REMOVE)
+        except FixesError as error:
+            problems += error.problems
+            continue
         if data is None:
             continue
         try:
@@ -78,7 +91,6 @@ def take(session: Session) -> Look:
     paths = set(session.lock.files)
     paths.update(path for state in states.values() for path in state.files)
     seen: dict[str, bytes | None] = {}
-    problems: list[Problem] = []
     for path in sorted(paths):
         try:
             seen[path] = read(session, path)
@@ -93,17 +105,23 @@ def take(session: Session) -> Look:
 def read(session: Session, path: str) -> bytes | None:
     """The bytes of one fixed file, None if there is none. Raises FixesError."""
     place = session.where(path)
-    return _bytes(place[1]) if place else None
+    return _bytes(place[1], "foreign", _REINSTALL) if place else None
 
 
-def _bytes(path: Path | None) -> bytes | None:
+def _record(found: Tree) -> bytes | None:
+    path = found.state_record
+    return distribution.read(path, distribution.RECORD_LIMIT) if path else None
+
+
+def _bytes(path: Path, kind: str, hint: str) -> bytes | None:
+    """A file's bytes; ``kind`` and ``hint`` are for what is there and is no file."""
     try:
-        return path.read_bytes() if path else None
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path))) from error
+        return distribution.contents(path)
+    except distribution.NotAFileError as error:
+        what = str(error.strerror)
+        raise FixesError(Problem(ExitCode.MISMATCH, kind, what, str(path), hint)) from error
+    except OSError:
+        return distribution.read(path)  # which tells what is absent from what is unreadable
 
 
 def interruption(session: Session, found: Look) -> list[Problem]:

@@ -23,6 +23,8 @@ from fixes.errors import ExitCode, FixesError, Problem
 STATE = "fixes-applied.json"
 #: Where no dist-info can hold it: a name that is importable beside the modules, and no module.
 BARE_STATE = "_fixes_applied.json"
+#: What is larger is no list of folders: PyTorch's checkpoints have the same ending.
+_PATH_FILE_LIMIT = 1 << 20
 _FINDER = r"__editable__\w+_finder"
 #: What a transaction puts beside the state while it is under way (fixes/journal.py) starts so.
 LEFTOVER = ".fixes-"
@@ -31,11 +33,14 @@ LEFTOVER = ".fixes-"
 class Tree(NamedTuple):
     """One target on disk.
 
-    ``site`` is the folder that holds the package, as the interpreter reaches it; ``home`` the
-    folder that holds our state (the owning or the editable's dist-info, else the package
-    itself), ``record`` the owning RECORD or None. ``release`` is ``version`` without its local
-    label; both are empty for a checkout that does not say. ``layout`` is ``wheel``,
-    ``unpacked`` (no installer put it there), ``editable``, ``checkout`` or ``egg``.
+    ``site`` is the folder that holds the package, as the interpreter reaches it; ``record`` the
+    owning RECORD or None. ``home`` is the folder that holds our state, journal and lock: the
+    owning dist-info, so that an uninstall removes the state with the files, else the package
+    itself. It goes with the files: a checkout has the same one whether it is reached through
+    an editable install, through several, or by its folder, and an uninstall leaves both.
+    ``release`` is ``version`` without its local label; both are empty for a checkout that does
+    not say. ``layout`` is ``wheel``, ``unpacked`` (no installer put it there), ``editable``,
+    ``checkout`` or ``egg``.
     """
 
     target: str
@@ -56,9 +61,8 @@ class Tree(NamedTuple):
 
     @property
     def state_record(self) -> Path | None:
-        """The RECORD that must list the state: the owner's, or that of an editable install."""
-        path = self.home / "RECORD"
-        return path if self.home == self.dist_info and path.is_file() else None
+        """The RECORD that must list the state: the owner's, None where the state has no owner."""
+        return self.record
 
     @property
     def root(self) -> str:
@@ -78,7 +82,8 @@ def find(target: str, environment: Environment, directory: Path | None = None) -
 
     The directory is a site-packages, an unpacked wheel or a source checkout. Raises FixesError
     with code NOT_FOUND and kind ``not-found``, ``found-twice`` (two copies, or two
-    distributions that own the one) or ``contradiction`` (versions that do not agree).
+    distributions that own the one) or ``contradiction`` (versions that do not agree); with code
+    CANNOT_WRITE and kind ``unreadable`` where metadata that may be the owner's cannot be read.
     """
     entries = environment.paths
     if directory is not None:  # not abspath: the working directory may be gone
@@ -182,7 +187,9 @@ def _linked(target: str, entry: str) -> Iterator[_Copy]:
     """Copies elsewhere that the files of a site-packages lead to."""
     for name in distribution.listing(entry, ".pth", ".egg-link"):
         via = f"{entry}/{name}"
-        text = os.fsdecode((distribution.read(via) or b"").removeprefix(b"\xef\xbb\xbf"))
+        # As Python's site module does: what cannot be read leads nowhere.
+        data = distribution.peek(via, _PATH_FILE_LIMIT) or b""
+        text = os.fsdecode(data.removeprefix(b"\xef\xbb\xbf"))
         for line in map(str.strip, text.splitlines()):
             hit = None
             if line.startswith(("import ", "import\t")):
@@ -241,7 +248,7 @@ def _describe(target: str, copy: _Copy, folders: tuple[str, ...]) -> Tree:
     version = owner.version if owner else ""
     record = owner.record if owner else None
     if owner:
-        layout = "wheel" if (owner.info / "INSTALLER").is_file() else "unpacked"
+        layout = "wheel" if os.path.isfile(owner.info / "INSTALLER") else "unpacked"
     elif owner := _only(target, _editable(copy, folders)):
         version, layout = owner.version, "editable"
     else:
@@ -255,8 +262,7 @@ def _describe(target: str, copy: _Copy, folders: tuple[str, ...]) -> Tree:
             owner = owner or next(iter(distribution.claims(site, target)), None)
         version = version or (owner.version if owner else checkout.written(copy.path))
     info = owner.info if owner else None
-    editable = layout == "editable" and owner is not None and owner.record is not None
-    kept = info if record or editable else None
+    kept = info if record else None
     return Tree(
         target=target,
         site=Path(site),
@@ -318,9 +324,9 @@ def _not_found(
         what = f"no {target}/__init__.py in {directory}"
         real = Path(directory)
         inner = sorted(real.glob(f"lib*/python3*/*-packages/{target}/__init__.py"))
-        if not real.is_dir():
+        if not os.path.isdir(real):
             what = f"{directory} is no folder"
-        elif real.name == target and (real / "__init__.py").is_file():
+        elif real.name == target and os.path.isfile(real / "__init__.py"):
             hint = f"give the folder that holds the package: --tree {real.parent}"
         elif inner:
             hint = f"give the folder that holds the package: --tree {inner[0].parents[1]}"

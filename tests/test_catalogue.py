@@ -1,5 +1,6 @@
 """The authored root: where it is found, what may be read, and when a lock is stale."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_lock import sample
+from unreadable import UNREADABLE, spoil
 
 from fixes import catalogue, lockfile
 from fixes.catalogue import Catalogue
@@ -100,6 +102,35 @@ def test_profiles_are_listed_by_release(root):
         (root / f"profiles/{name}.toml").touch()
     (root / "profiles/README.md").touch()
     assert Catalogue(root).profiles() == ("v1", "v1.9.0", "v1.9.0rc1", "v1.10.0")
+
+
+def test_profiles_that_cannot_be_listed_are_named(root, monkeypatch):
+    """The kernel's answer is a stand-in: the tests may run as root, who lists everything."""
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    for call in (Catalogue(root).profiles, lambda: Catalogue(root).lock("v2")):
+        error = refused(call, "unreadable", ExitCode.CANNOT_WRITE)
+        assert error.problems[0].where == str(root / "profiles")
+
+
+def test_a_folder_that_may_not_be_entered_is_no_root(root, monkeypatch):
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    refused(lambda: catalogue.find(root), "no-profiles", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_is_no_file_is_not_read(root, what):
+    spoil(root / "patches/one/v1.patch", what)
+    assert "v1.patch" in str(refused(lambda: Catalogue(root).lock("v1"), "stale-lock"))
+    spoil(root / "profiles/v1.lock.json", what)
+    refused(lambda: Catalogue(root).lock("v1"), "no-lock")
 
 
 def test_a_lock_that_fits(root):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 import cache
 import installs
 import pytest
+from unreadable import UNREADABLE, clear, spoil
 
 from fixes import distribution
+from fixes.errors import ExitCode, FixesError
 
 MARKER = "vllm/__init__.py"
 PLUGIN = "[vllm.platform_plugins]\ngaudi = vllm_gaudi:register\n"
@@ -63,7 +66,9 @@ def test_folders_that_are_not_there_or_no_folders(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK")
     assert distribution.infos(str(tmp_path / "x.zip")) == ()
     assert distribution.owners(str(tmp_path / "none"), MARKER) == []
-    assert distribution.read(str(tmp_path)) is None
+    assert distribution.read(f"{tmp_path}/none") is None
+    assert distribution.read(f"{tmp_path}/x.zip/none") is None
+    assert distribution.read(f"{tmp_path}/{'long' * 100}") is None
     (tmp_path / "vllm-1.dist-info").write_text("a file")
     assert distribution.owners(str(tmp_path), MARKER) == []
     assert distribution.claims(str(tmp_path), "vllm") == []
@@ -75,6 +80,70 @@ def test_a_file_that_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
     real = os.read
     monkeypatch.setattr(os, "read", lambda handle, size: real(handle, min(size, 64)))
     assert owners(tmp_path) == [("vllm", "1")]
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_is_there_and_cannot_be_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    spoil(path, what)
+    with pytest.raises(FixesError, match="unreadable") as caught:
+        distribution.read(str(path))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == (ExitCode.CANNOT_WRITE, str(path))
+    assert distribution.peek(str(path)) is None
+
+
+def test_a_file_that_grows_past_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size was a small one when it was opened: reading ends all the same."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    monkeypatch.setattr(os, "read", lambda handle, size: b"x" * size)
+    with pytest.raises(distribution.NotAFileError, match="more than 64 MiB"):
+        distribution.contents(path)
+
+
+def test_permission_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's answer is a stand-in: the tests may run as root, who reads everything."""
+    folder = info(tmp_path, "vllm", "1", "vllm/__init__.py,,\n")
+    real = os.open
+
+    def refuse(path: str, *arguments: int) -> int:
+        if str(path).endswith(denied):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for denied in ("RECORD", "METADATA"):
+        with pytest.raises(FixesError, match="Permission denied") as caught:
+            owners(tmp_path)
+        assert caught.value.problems[0].where == str(folder / denied)
+    monkeypatch.setattr(os, "open", real)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FixesError, match="Permission denied") as caught:
+        owners(tmp_path)
+    assert caught.value.problems[0].where == str(tmp_path)
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_metadata_that_cannot_be_read(tmp_path: Path, what: str) -> None:
+    """Owner, claim, editable and plugin: each is a fact that it may hide."""
+    folder = info(tmp_path, "vllm", "1", "vllm/__init__.py,,\n")
+    asked = {
+        "METADATA": (lambda: owners(tmp_path), lambda: distribution.claims(str(tmp_path), "vllm")),
+        "direct_url.json": (lambda: distribution.editables([str(tmp_path)], "/none"),),
+        "entry_points.txt": (lambda: distribution.plugins([str(tmp_path)]),),
+    }
+    for name, questions in asked.items():
+        path = folder / name
+        kept = path.read_bytes() if path.exists() else b""
+        spoil(path, what)
+        for question in questions:
+            with pytest.raises(FixesError, match="unreadable") as caught:
+                question()
+            assert caught.value.problems[0].where == str(path)
+        clear(path)
+        path.write_bytes(kept)
 
 
 def test_claims_are_by_name_and_need_metadata(tmp_path: Path) -> None:

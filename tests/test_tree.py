@@ -13,6 +13,7 @@ from pathlib import Path
 import cache
 import installs
 import pytest
+from unreadable import UNREADABLE, spoil
 
 from fixes import checkout, distribution, environment, tree
 from fixes.environment import Environment
@@ -169,6 +170,37 @@ def test_a_stub_without_record_is_no_owner(wheels: Path, tmp_path: Path) -> None
     assert "vllm-0.29.0.dist-info" in refused("contradiction", paths(), site)
 
 
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_record_that_cannot_be_read_is_not_an_absent_one(
+    by_uv: Path, wheels: Path, tmp_path: Path, what: str
+) -> None:
+    """The owner's and anybody else's: either may be the one that lists the package."""
+    site = tmp_path / "site"
+    shutil.copytree(installs.site(by_uv), site)
+    infos = [next(site.glob("vllm*.dist-info")), site / "other-1.dist-info"]
+    installs.write(infos[1], {"METADATA": "Name: other\n", "RECORD": ""})
+    for info in infos:
+        spoil(info / "RECORD", what)
+    with pytest.raises(FixesError) as caught:
+        tree.find("vllm", paths(site))
+    assert kinds(caught) == ["unreadable"] * 2
+    assert caught.value.exit_code is ExitCode.CANNOT_WRITE
+    places = {problem.where for problem in caught.value.problems}
+    assert places == {str(info / "RECORD") for info in infos}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_path_files_that_cannot_be_read_lead_nowhere(
+    unpacked: Path, tmp_path: Path, what: str
+) -> None:
+    """Python's site module passes over them; checkpoints of PyTorch have their ending too."""
+    project = installs.sources(tmp_path / "ws")
+    (unpacked / "model.pth").write_text(f"{project}\n")
+    refused("found-twice", paths(unpacked))
+    spoil(unpacked / "model.pth", what)
+    assert tree.find("vllm", paths(unpacked)).site == unpacked
+
+
 def test_a_claim_elsewhere_on_the_path(unpacked: Path, tmp_path: Path) -> None:
     user = tmp_path / "user"
     installs.write(user, {"vllm-0.29.0.dist-info/METADATA": "Name: vllm\nVersion: 0.29.0\n"})
@@ -224,11 +256,13 @@ def check_editable(python: Path, project: Path) -> None:
     for found in (tree.find("vllm", env), tree.find("vllm", env, project)):
         assert found.package == project / "vllm"
         assert (found.layout, found.version, found.record) == ("editable", "0.30.0", None)
-        assert found.home == found.dist_info == info
-        assert found.state_record == info / "RECORD"
+        assert (found.dist_info, found.state_record) == (info, None)
+        assert found.home == project / "vllm"
     assert imported(python) == str(project / "vllm")
     assert tree.find("vllm", environment.bare(), site) == tree.find("vllm", env)
-    assert tree.find("vllm", environment.bare(), project).layout == "checkout"
+    alone = tree.find("vllm", environment.bare(), project)
+    assert alone.layout == "checkout"
+    assert (alone.home, alone.state) == (found.home, found.state)
 
 
 @pytest.fixture
