@@ -1,8 +1,9 @@
 """Runs inside the target environment: imports the fixed modules and runs the probes.
 
-A program of its own, started as ``python -c <this source>`` with a request (JSON) on standard
-input; it answers (JSON) on the standard output it was given, which it keeps from everything
-that the imported modules print. It writes no bytecode and leaves nothing behind.
+A program of its own, started as ``python -c <this source> <descriptor>`` with a request (JSON)
+on standard input. It answers with one line of JSON on that descriptor, which nothing else knows
+of: whatever prints, at the start of the interpreter or later, does not disturb it. It writes no
+bytecode and leaves neither files nor processes behind.
 """
 
 from __future__ import annotations
@@ -17,50 +18,97 @@ import signal
 import sys
 import time
 import traceback
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Collection
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 #: Answers of a probe (docs/authoring.md).
 ABSENT, PRESENT, CANNOT_TELL = 0, 1, 77
-#: Linux prctl(2): a probe does not outlive this process.
-_PR_SET_PDEATHSIG = 1
+#: Linux prctl(2): a signal when the parent ends; orphans become children of this process.
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+#: Characters that are kept of what a probe or a failed import says.
+_SAID = 2000
+#: Where a function keeps what it wraps: functools.wraps, partialmethod (until 3.12 and since).
+_WRAPPED = ("__wrapped__", "_partialmethod", "__partialmethod__")
+#: And where other wrappers do: static and class methods, property, partial and cached_property,
+#: a kernel of Triton.
+_HELD = (*_WRAPPED, "__func__", "fget", "func", "fn")
 
 
 def main() -> None:
-    """Read the request, answer it."""
-    answer = os.fdopen(os.dup(1), "w")
+    """Have a fork answer the request, and end all that it leaves running, however it ends."""
+    # By its own pipe, or (without an argument) by the standard output of before.
+    answers = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(1)
+    os.set_inheritable(answers, False)
     os.dup2(2, 1)
+    end_with_parent(signal.SIGTERM)
+    with open(0, "rb", closefd=False) as stream:  # bytes: PYTHONIOENCODING is for text
+        request = json.loads(stream.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _adopt_orphans()
+    # Blocked and waited for, no signal can come at a bad time.
+    awaited = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    worker = os.fork()
+    if worker == 0:
+        try:
+            end_with_parent()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _answer(request, answers)
+            os._exit(0)  # No exit handlers of the imported modules: they were not asked to work.
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(answers)
+    while (number := signal.sigwait(awaited)) == signal.SIGCHLD:
+        ended, status = os.waitpid(worker, os.WNOHANG)
+        if ended:
+            number = os.waitstatus_to_exitcode(status)
+            break
+    else:
+        number = -number
+    _end_children()
+    os._exit(number if number >= 0 else 128 - number)  # as a shell tells of a signal
+
+
+def _answer(request: dict[str, Any], answers: int) -> None:
+    """Import, probe, and write the answer."""
     sys.dont_write_bytecode = True
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the probe as well
-    request = json.load(sys.stdin)
     working = os.getcwd()
     sys.path[:] = [entry for entry in sys.path if entry not in ("", working)]
     sys.path[:0] = request["paths"]
     began = time.monotonic()
     modules = _Imports(request["modules"]).found
     imported = time.monotonic()
-    probes = {}
-    left = float(request["probes_s"])
-    if all(not found for found in modules.values()):
-        for spec in request["probes"]:
-            limit = min(float(request["probe_s"]), left)
-            start = time.monotonic()
-            probes[spec["id"]] = forked(spec, limit)
-            left = max(0.0, left - (time.monotonic() - start))
-    json.dump(
-        {
-            "modules": modules,
-            "probes": probes,
-            "import_s": imported - began,
-            "probes_s": time.monotonic() - imported,
-            "python": sys.version.split()[0],
-        },
-        answer,
-    )
-    answer.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # No exit handlers of the imported modules: they were never asked to work.
+    sound = not any(modules.values())
+    answer = {
+        "modules": {name: [_cut(what) for what in found] for name, found in modules.items()},
+        "probes": _probes(request) if sound else {},
+        "import_s": imported - began,
+        "probes_s": time.monotonic() - imported,
+        "python": sys.version.split()[0],
+    }
+    with open(answers, "wb") as stream:
+        stream.write(json.dumps(answer).encode() + b"\n")
+
+
+def _probes(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Ask one probe after the other, until the time for all of them is used up."""
+    each, together = float(request["probe_s"]), float(request["probes_s"])
+    deadline = time.monotonic() + together
+    used_up = f"the {together:g} s for all probes are used up"
+    answers: dict[str, dict[str, Any]] = {}
+    for spec in request["probes"]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            answers[spec["id"]] = {"answer": None, "reason": used_up}
+        elif left < each:
+            answers[spec["id"]] = forked(spec, left, used_up)
+        else:
+            answers[spec["id"]] = forked(spec, each)
+    return answers
 
 
 class _Imports:
@@ -99,7 +147,7 @@ class _Imports:
         return module
 
     def _check(self, spec: dict[str, Any], module: ModuleType) -> None:
-        """Each name must be there, and a function must be the code of a fixed file.
+        """Each name must be there and, unless a class, be the code of a fixed file.
 
         Where the module is a fixed file that defines the name, that is its code of the same name;
         elsewhere (a subclass, a re-export) it is the code of any fixed file.
@@ -108,13 +156,13 @@ class _Imports:
         for name in spec["names"]:
             value: Any = module
             for part in name.split("."):
-                value = getattr(value, part, None)
+                value = _attribute(value, part)
             if value is None:
                 self.found[spec["module"]].append(f"{name} is not there")
                 continue
-            live = _code(value)
-            if live is None:
+            if isinstance(value, type):
                 continue
+            live = _code(value)
             if name in own:
                 good = live in own[name]
             else:
@@ -133,20 +181,30 @@ def _same(one: str, other: str) -> bool:
 
 
 def _code(value: Any) -> CodeType | None:
-    """The code behind a function, method, property or any chain of wrappers."""
+    """The code behind a function, or any chain of wrappers; None if there is none in Python."""
     for _ in range(20):
-        if isinstance(value, FunctionType):
-            wrapped = getattr(value, "__wrapped__", None)
-            if wrapped is None:
-                return value.__code__
-            value = wrapped
-        elif isinstance(value, property):
-            value = value.fget
-        else:
-            value = getattr(value, "__wrapped__", None) or getattr(value, "__func__", None)
-        if value is None:
-            return None
-    return None
+        if isinstance(value, MethodType):
+            value = value.__func__
+        names = _WRAPPED if isinstance(value, FunctionType) else _HELD
+        inner = [held for name in names if (held := _attribute(value, name)) is not None]
+        if not inner:
+            break
+        value = inner[0]
+    if not isinstance(value, FunctionType):
+        value = _attribute(type(value), "__call__")
+    return value.__code__ if isinstance(value, FunctionType) else None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute; None if there is none, or if asking for it fails."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # what looks things up by itself may raise anything
+        return None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SAID else text[: _SAID - 3] + "..."
 
 
 def _code_objects(code: CodeType, prefix: str = "") -> dict[str, list[CodeType]]:
@@ -161,22 +219,64 @@ def _code_objects(code: CodeType, prefix: str = "") -> dict[str, list[CodeType]]
     return found
 
 
-def end_with_parent() -> None:
-    """Have the kernel end this process when the one that forked it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the one that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
-def forked(spec: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Run one probe in a fork of this process, and end it when its time is over."""
+def _adopt_orphans() -> None:
+    """Have every process that loses its parent below this one become a child of this one."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _children() -> set[int]:
+    """The processes whose parent this one is, ended ones among them (proc(5))."""
+    mine, found = os.getpid(), set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stream:
+                parent = int(stream.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError):  # it has ended meanwhile
+            continue
+        if parent == mine:
+            found.add(int(name))
+    return found
+
+
+def _end_children(spared: Collection[int] = ()) -> None:
+    """End every child but the spared ones, and what each leaves to its adopter, this process."""
+    done = set(spared)
+    while left := _children() - done:
+        for process in left:
+            try:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+            except OSError:  # somebody else's by now, or reaped already
+                done.add(process)
+
+
+def forked(spec: dict[str, Any], limit: float, late: str = "") -> dict[str, Any]:
+    """Run one probe in a fork of this process, and end it and all that it started.
+
+    ``late`` is the reason that is given where there is no answer within ``limit`` seconds.
+    """
+    _adopt_orphans()
+    before = _children()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with_parent()
-        os.write(writer, json.dumps(_probe(spec)).encode() + b"\n")
-        os._exit(0)
+        try:
+            os.close(reader)
+            os.setpgid(0, 0)
+            end_with_parent()
+            mine = os.getpid()
+            data = json.dumps(_probe(spec)).encode() + b"\n"
+            if os.getpid() == mine:  # not in what the probe forked and let go on
+                os.write(writer, data)
+        finally:
+            os._exit(0)
     os.close(writer)
     try:
         deadline = time.monotonic() + limit
@@ -184,45 +284,49 @@ def forked(spec: dict[str, Any], limit: float) -> dict[str, Any]:
         while not data.endswith(b"\n"):  # what the probe left running may hold the pipe open
             ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                return {"answer": None, "reason": f"no answer within {limit:.0f} s"}
+                return {"answer": None, "reason": late or f"no answer within {limit:g} s"}
             piece = os.read(reader, 65536)
             if not piece:
-                break
+                return {"answer": None, "reason": "the probe's process died"}
             data += piece
-        if not data:
-            return {"answer": None, "reason": "the probe's process died"}
         answer: dict[str, Any] = json.loads(data)
         return answer
     finally:
         os.close(reader)
         _end(child)
+        _end_children(before)
 
 
 def _end(child: int) -> None:
-    """End the probe's process group: whatever the probe left running goes with it."""
+    """End the probe and its process group."""
     for target in (os.killpg, os.kill):
         try:
             target(child, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-    os.waitpid(child, 0)
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:  # an imported module has it reaped by the kernel
+        return
 
 
 def _probe(spec: dict[str, Any]) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "probe", "__file__": spec["file"]}
     try:
         exec(compile(spec["source"], spec["file"], "exec", dont_inherit=True), namespace)
-        answer, reason = namespace["probe"]()
+        given = namespace["probe"]()
+        if not isinstance(given, tuple) or len(given) != 2:
+            return {"answer": None, "reason": _cut(f"the probe gave {given!r}")}
+        answer, reason = given
+        # By type, since True and False are 1 and 0 as well.
+        if type(answer) is not int or answer not in (ABSENT, PRESENT, CANNOT_TELL):
+            return {"answer": None, "reason": _cut(f"the probe gave {answer!r}")}
+        return {"answer": answer, "reason": _cut(str(reason))}
     except BaseException as error:
         line = traceback.format_exception_only(type(error), error)[-1].strip()
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return {
-            "answer": None,
-            "reason": f"the probe broke: {line} ({where.filename}:{where.lineno})",
-        }
-    if answer not in (ABSENT, PRESENT, CANNOT_TELL):
-        return {"answer": None, "reason": f"the probe gave {answer!r}"}
-    return {"answer": answer, "reason": str(reason)}
+        what = f"{_cut(line)} ({where.filename}:{where.lineno})"
+        return {"answer": None, "reason": f"the probe broke: {what}"}
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
 """Verifying: bytes, then import, then probe. Each level includes the one before.
 
 ``bytes`` is hashing and RECORD, done here. ``import`` and ``probe`` run in one fresh
-interpreter of the target environment (``fixes/child.py``).
+interpreter of the target environment (``fixes/child.py``). Whatever the level, the fixed
+files are hashed last, when everything that could have changed them has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import selectors
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fixes.catalogue import Catalogue
+from fixes.disk import sha256_of
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.journal import uninterrupted
 from fixes.lock import Fix, Probe
 from fixes.look import Look
 from fixes.origin import paths_of
@@ -31,6 +36,8 @@ PROBE_S, PROBES_S = 10.0, 60.0
 CHILD_S = 600.0
 #: Seconds for the child to end what it started, when it is not waited for any more.
 ENDING_S = 2.0
+#: Bytes that are kept of what the imports and the probes print: its end.
+PRINTED = 65536
 
 
 @dataclass(frozen=True)
@@ -58,13 +65,43 @@ def run(here: Session, plan: Plan, level: Level) -> Verification:
 
     Raises FixesError with VERIFICATION_FAILED and every problem that was found.
     """
-    environment, lock = here.environment, here.lock
-    if level <= Level.BYTES or environment.executable is None or not plan.wanted:
-        return Verification(Level.BYTES, {})
-    fixes = [lock.fixes[name] for name in plan.wanted]
+    reached = Verification(Level.BYTES, {})
+    problems: list[Problem] = []
+    executable = here.environment.executable
+    if level > Level.BYTES and executable is not None and plan.wanted:
+        try:
+            reached = _live(here, executable, plan, level)
+        except FixesError as error:
+            problems += error.problems
+    problems += _changed(here, plan)
+    if problems:
+        raise FixesError(*problems)
+    return reached
+
+
+def _changed(here: Session, plan: Plan) -> list[Problem]:
+    """The files of the plan that are not what it makes of them."""
+    problems = []
+    for file in plan.files:
+        place = here.where(file.path)
+        if place is None:
+            continue
+        what = "is not what was to be verified: it changed during the run"
+        try:
+            if (sha256_of(place[1]) or "") == file.post:
+                continue
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+        problems.append(Problem(ExitCode.VERIFICATION_FAILED, "bytes", what, str(place[1])))
+    return problems
+
+
+def _live(here: Session, executable: str, plan: Plan, level: Level) -> Verification:
+    """The levels that take an interpreter. Raises FixesError."""
+    fixes = [here.lock.fixes[name] for name in plan.wanted]
     probes = [(fix, fix.probe) for fix in fixes if fix.probe and level >= Level.PROBE]
-    answer = _child(
-        environment.executable,
+    answer = ask(
+        executable,
         {
             "paths": here.ahead,
             "modules": _modules(here.trees, plan, fixes),
@@ -84,7 +121,7 @@ def run(here: Session, plan: Plan, level: Level) -> Verification:
         condition, _, _ = given["reason"].partition(":")
         if given["answer"] == 0:
             continue
-        if given["answer"] == 77 and condition in probe.cannot_tell:
+        if given["answer"] == 77 and condition in probe.cannot_tell and not here.odd_version:
             unproven[fix.id] = given["reason"]
             continue
         verdict = {1: "the fault is present", 77: "it cannot tell"}.get(
@@ -132,54 +169,104 @@ def _module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _child(executable: str, request: dict[str, object]) -> dict[str, Any]:
+def ask(executable: str, request: dict[str, object]) -> dict[str, Any]:
+    """What ``fixes/child.py`` answers in an interpreter. Raises FixesError if it does not."""
     import subprocess
 
     from fixes.catalogue import package_source
 
+    reader, writer = os.pipe()
     try:
-        with subprocess.Popen(
-            [executable, "-c", package_source("child.py").decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=_quiet_environment(),
-        ) as child:
+        try:
+            child = subprocess.Popen(
+                [executable, "-c", package_source("child.py").decode(), str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=_quiet_environment(),
+                pass_fds=(writer,),
+            )
+        finally:
+            os.close(writer)
+        with child:
             try:
-                out, err = child.communicate(json.dumps(request).encode(), CHILD_S)
-            except BaseException:
+                data, printed = _converse(child, reader, json.dumps(request).encode())
+            finally:
                 _end(child)
-                raise
+        answer: dict[str, Any] = json.loads(data)
+    except TimeoutError:
+        what = f"imports and probes took longer than {CHILD_S:g} s"
+        raise FixesError(Problem(ExitCode.VERIFICATION_FAILED, "import", what)) from None
     except OSError as error:
         what = f"the interpreter cannot be run: {error.strerror}"
         problem = Problem(ExitCode.VERIFICATION_FAILED, "import", what, executable)
         raise FixesError(problem) from None
-    except subprocess.TimeoutExpired:
-        what = f"imports and probes took longer than {CHILD_S:.0f} s"
-        raise FixesError(Problem(ExitCode.VERIFICATION_FAILED, "import", what)) from None
-    try:
-        answer: dict[str, Any] = json.loads(out)
     except ValueError:
-        tail = err.decode(errors="replace").strip().splitlines()[-1:] or [""]
-        what = f"the interpreter ended with {child.returncode}: {tail[0]}"
-        raise FixesError(
-            Problem(ExitCode.VERIFICATION_FAILED, "import", what, executable)
-        ) from None
+        tail = printed.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        what = f"the interpreter ended with {child.returncode}: {tail[0][-2000:]}"
+        problem = Problem(ExitCode.VERIFICATION_FAILED, "import", what, executable)
+        raise FixesError(problem) from None
+    finally:
+        os.close(reader)
     return answer
 
 
+def _converse(child: subprocess.Popen[bytes], reader: int, request: bytes) -> tuple[bytes, bytes]:
+    """Give the request, take the answer: one line, without one if there is none.
+
+    Then the end of what was printed meanwhile. Neither is waited for once the child has ended:
+    something that it could not end may hold the pipes open. Raises TimeoutError.
+    """
+    assert child.stdin and child.stdout
+    answer = printed = b""
+    deadline = time.monotonic() + CHILD_S
+    for descriptor in (reader, child.stdin.fileno(), child.stdout.fileno()):
+        os.set_blocking(descriptor, False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        selector.register(child.stdout, selectors.EVENT_READ)
+        selector.register(child.stdin, selectors.EVENT_WRITE)
+        ended = False
+        while not ended and not answer.endswith(b"\n"):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            ended = child.poll() is not None  # before the look: then there is nothing to come
+            for key, _ in selector.select(0 if ended else 0.5):
+                if key.fileobj is child.stdin:
+                    request = request[_write(key.fd, request) :]
+                    if not request:
+                        selector.unregister(child.stdin)
+                        child.stdin.close()
+                    continue
+                piece = os.read(key.fd, PRINTED)
+                if not piece:
+                    selector.unregister(key.fileobj)
+                elif key.fd == reader:
+                    answer += piece
+                else:
+                    printed = (printed + piece)[-PRINTED:]
+    return answer, printed
+
+
+def _write(descriptor: int, data: bytes) -> int:
+    """How much of ``data`` is dealt with: all of it where nobody reads any more."""
+    try:
+        return os.write(descriptor, data)
+    except BrokenPipeError:
+        return len(data)
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Let the child end its probe and all that the probe started; then end it."""
+    """Let the child end its probe and all that was started; then end it."""
     from subprocess import TimeoutExpired
 
-    try:
+    with uninterrupted():
         child.terminate()
-        child.wait(ENDING_S)
-    except TimeoutExpired:
-        return
-    finally:
-        child.kill()
+        try:
+            child.wait(ENDING_S)
+        except TimeoutExpired:
+            child.kill()
 
 
 def _quiet_environment() -> dict[str, str]:
