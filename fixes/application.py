@@ -85,5 +85,7 @@ def _nothing_to_do(
     if plan.wanted and standing.reached(here, found, plan.digest(here.releases)) < level:
         return None
     outcome.add_plan(done, here, plan, done=True)
-    outcome.add_verification(done, plan, earlier(found, level if plan.wanted else Level.BYTES))
+    outcome.add_verification(
+        done, here, plan, earlier(found, level if plan.wanted else Level.BYTES)
+    )
     return done

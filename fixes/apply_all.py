@@ -4,6 +4,7 @@ It runs from a plain checkout on any interpreter that can start an engine. It pa
 Python 3.6, so that an old ``python3`` gets a sentence and not a syntax error.
 """
 
+import os
 import sys
 
 
@@ -14,9 +15,8 @@ def _start() -> int:
             "Run it with the interpreter that runs vLLM, or name that one by --python from a\n"
             "newer interpreter. Nothing was changed.\n" % sys.version_info[:2]
         )
+        sys.stderr.flush()
         return 2
-    import os.path
-
     # A script's own folder is first on the search path: a module of ours called like one of
     # the standard library's would shadow it. The package's parent takes its place.
     package = os.path.dirname(os.path.realpath(__file__))
@@ -28,4 +28,7 @@ def _start() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_start())
+    code = _start()
+    # Everything is written and flushed by now. Taking the interpreter down in order costs a
+    # tenth of the already-applied run, which every container start pays.
+    os._exit(code)

@@ -7,10 +7,11 @@ byte back, a failed verification included.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fixes import books, bytecode, flock, look, outcome, report, standing, verify
+from fixes import books, bytecode, flock, look, outcome, report, standing, tree, verify
 from fixes.digest import sha256
 from fixes.errors import ExitCode, FixesError, TerminatedError
 from fixes.look import Look
@@ -18,7 +19,15 @@ from fixes.outcome import FixLine, Report
 from fixes.plan import FilePlan, Plan
 from fixes.session import Session
 from fixes.state import Level, State, Verified, dump
-from fixes.transaction import Change, Transaction, fresh_mtime, pending, recover
+from fixes.transaction import (
+    Change,
+    Roots,
+    Transaction,
+    fresh_mtime,
+    pending,
+    recover,
+    unclaimed,
+)
 from fixes.verify import Verification
 
 
@@ -49,8 +58,10 @@ def carry_out(here: Session, order: Order, plan_for: Callable[[Look], Plan]) -> 
 
     with flock.held(homes, order.wait, waiting):
         for home in homes:
-            if pending(home) and recover(home).rolled_back:
+            if pending(home) and recover(home, _roots(here, home)).rolled_back:
                 done.notes.append("an interrupted run was found and rolled back")
+        if _sweep(here):
+            done.notes.append("leftovers of an interrupted run without a journal were removed")
         found = look.take(here)
         plan = plan_for(found)
         outcome.add_plan(done, here, plan, done=True)
@@ -62,16 +73,47 @@ def carry_out(here: Session, order: Order, plan_for: Callable[[Look], Plan]) -> 
     return done
 
 
+def _roots(here: Session, home: Path) -> Roots:
+    """All folders that a run on these trees may write to, named for its journal in ``home``."""
+    folders: dict[str, Path] = {}
+    for item in here.trees:
+        folders[f"package:{item.target}"] = Path(item.root)
+        folders[f"home:{item.target}"] = item.home
+        folders |= bytecode.roots(item.package, here.environment.pycache_prefix)
+    return Roots.of(home, folders)
+
+
+def _transaction(here: Session, changes: list[Change]) -> Transaction:
+    home = here.trees[0].home
+    return Transaction(home, changes, _roots(here, home))
+
+
+def _sweep(here: Session) -> bool:
+    """Remove what a killed run left beside the files, where no journal knows of it any more."""
+    swept = False
+    for item in here.trees:
+        paths = []
+        for path in here.lock.files:
+            with suppress(FixesError):  # an unsafe path: the look says so
+                if path.startswith(item.target + "/"):
+                    paths.append(tree.resolve(item, path))
+        for leftover in unclaimed(item.home, paths):
+            with suppress(OSError):  # a tree that cannot be written to may still be right
+                leftover.unlink()
+                swept = True
+    return swept
+
+
 def _write(here: Session, found: Look, plan: Plan, order: Order, done: Report) -> None:
     """Write files, RECORD and state; verify; make it final or put everything back."""
     records = books.records(here, found, plan)
     states = books.states(here, found, plan)
     changes = [change for file in plan.writes for change in _file_changes(here, file)]
     changes += _book_changes(here, found, records, states)
-    with Transaction(here.trees[0].home, changes) as transaction:
+    with _transaction(here, changes) as transaction:
         transaction.commit()
         reached = verify.run(here, plan, order.level)
-        outcome.add_verification(done, plan, reached)
+        outcome.add_verification(done, here, plan, reached)
         final = _proven(here, found, records, states, reached, order, done)
         for item in here.trees:
             state = final[item.target]
@@ -89,10 +131,10 @@ def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) 
     """The files are right. Verify if need be, then bring state and RECORD up to date."""
     settled = standing.recorded(here, found, plan)
     if settled and standing.reached(here, found, done.digest) >= order.level:
-        outcome.add_verification(done, plan, verify.earlier(found, order.level))
+        outcome.add_verification(done, here, plan, verify.earlier(found, order.level))
         return
     reached = verify.run(here, plan, order.level)
-    outcome.add_verification(done, plan, reached)
+    outcome.add_verification(done, here, plan, reached)
     records = books.records(here, found, plan)
     states = books.states(here, found, plan)
     final = _proven(here, found, records, states, reached, order, done)
@@ -100,7 +142,7 @@ def _settle(here: Session, found: Look, plan: Plan, order: Order, done: Report) 
     if not changes:
         return
     try:
-        with Transaction(here.trees[0].home, changes) as transaction:
+        with _transaction(here, changes) as transaction:
             transaction.commit()
             transaction.finish()
     except FixesError as error:

@@ -153,10 +153,15 @@ def refused(
     return report
 
 
-def add_verification(report: Report, plan: Plan, found: Verification) -> None:
+def add_verification(report: Report, here: Session, plan: Plan, found: Verification) -> None:
     """Add the level that this run reached, and the probes that could not tell."""
     report.level = found.level.word
-    report.verification = _verification(len(fixed(plan)), found.level, earlier=found.earlier)
+    count = len(fixed(plan))
+    report.verification = f"{count} files hashed" if count else "no file is fixed"
+    if count and any(item.state_record for item in here.trees):
+        report.verification += ", RECORD agrees"
+    if found.earlier:
+        report.verification += _earlier(found.level)
     if found.level >= Level.IMPORT and not found.earlier:
         report.verification += f"; modules imported in {found.import_s:.1f} s"
     if found.probes:
@@ -178,22 +183,19 @@ def again(report: Report) -> dict[str, object]:
         replace(file, verdict="applied", now=file.wanted) if file.path in fixed_paths else file
         for file in report.files
     ]
-    count = sum(file.path in fixed_paths for file in files)
+    hashed, _, _ = report.verification.partition(";")
     return replace(
         report,
         fixes=fixes,
         files=files,
         changed=[],
         notes=[],
-        verification=_verification(count, Level[report.level.upper()], earlier=True),
+        verification=hashed + _earlier(Level[report.level.upper()]),
     ).document()
 
 
-def _verification(files: int, level: Level, *, earlier: bool) -> str:
-    text = f"{files} files hashed, RECORD agrees"
-    if earlier and level > Level.BYTES:
-        text += f"; {level.word} was reached before, in this environment"
-    return text
+def _earlier(level: Level) -> str:
+    return f"; {level.word} was reached before, in this environment" if level > Level.BYTES else ""
 
 
 def mark_unproven(report: Report, unproven: Mapping[str, str]) -> None:

@@ -155,9 +155,10 @@ def _installed(installer: str) -> Place:
     return {"uv": by_uv, "pip": by_pip}[installer](shop() / installer)
 
 
-#: Runs the launcher behind a few lines of Python that come first.
+#: Runs the launcher behind a few lines of Python that come first, with an orderly exit.
 _BEHIND = """
-import runpy, sys
+import os, runpy, sys
+os._exit = sys.exit
 sys.argv = sys.argv[1:]
 sys.path.insert(0, {checkout!r})
 {first}

@@ -44,5 +44,5 @@ def run(options: argparse.Namespace) -> int:
         except FixesError as error:
             done.problems += error.problems
         else:
-            outcome.add_verification(done, plan, reached)
+            outcome.add_verification(done, here, plan, reached)
     return report.show(done.document(), as_json=options.json, quiet=options.quiet)
