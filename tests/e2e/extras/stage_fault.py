@@ -1,7 +1,8 @@
-"""A vLLM plugin that makes the first pipeline stage fail while a file exists.
+"""A vLLM plugin that makes a pipeline stage fail while a file exists.
 
 vLLM loads it in every process through its entry point `vllm.general_plugins`. The file is
-named by the environment variable STAGE_FAULT; without that nothing is changed.
+named by an environment variable: STAGE_FAULT for an error with a text on the first stage,
+LAST_STAGE_FAULT for a bare assert on the last one. Without them nothing is changed.
 """
 
 import functools
@@ -10,9 +11,9 @@ from pathlib import Path
 
 
 def install():
-    if "STAGE_FAULT" not in os.environ:
+    first, last = (os.environ.get(name) for name in ("STAGE_FAULT", "LAST_STAGE_FAULT"))
+    if not first and not last:
         return
-    trigger = Path(os.environ["STAGE_FAULT"])
 
     from vllm.distributed import parallel_state
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -21,8 +22,10 @@ def install():
 
     @functools.wraps(execute_model)
     def failing(self, *args, **kwargs):
-        if trigger.exists() and parallel_state.get_pp_group().is_first_rank:
+        stage = parallel_state.get_pp_group()
+        if first and stage.is_first_rank and Path(first).exists():
             raise RuntimeError("a fault on the first stage")
+        assert not (last and stage.is_last_rank and Path(last).exists())
         return execute_model(self, *args, **kwargs)
 
     GPUModelRunner.execute_model = failing
