@@ -76,7 +76,7 @@ def test_what_is_printed_at_the_start_is_no_answer(
 
 def test_a_run_where_every_interpreter_prints_at_its_start(tmp_path: Path) -> None:
     place = places.environment(tmp_path / "env")
-    (place.site / "noise.pth").write_text("import sys; sys.stdout.write('hello')\n")
+    (place.site / "noise.pth").write_text("import sys; print('hello', flush=True)\n")
     assert "3 of 3 probes passed" in place.ok(BUNDLE)
 
 
