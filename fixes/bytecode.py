@@ -9,12 +9,14 @@ mode, all others are removed.
 from __future__ import annotations
 
 import marshal
+import os
 import sys
 import warnings
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
-from fixes.disk import naming
+from fixes.disk import UnreadableError, naming, read_file
+from fixes.roots import CACHE
 from fixes.transaction import Change
 
 _CHECKED = 0b11
@@ -23,35 +25,48 @@ _CHECKED = 0b11
 def stale(source: Path, cache_prefix: str | None) -> list[Path]:
     """Every cached file of a module: of any tag and optimisation level, in any place.
 
-    The places are ``__pycache__``, ``cache_prefix`` (the ``sys.pycache_prefix`` of the target
-    interpreter) and the prefix of this interpreter. Raises FixesError (CANNOT_WRITE) for a
-    place that cannot be read.
+    The places are ``__pycache__``, unless it is a link (what it leads to may be another's),
+    ``cache_prefix`` (the ``sys.pycache_prefix`` of the target interpreter) and the prefix of
+    this interpreter. What is there need not be a file, but is no folder. Raises FixesError
+    (CANNOT_WRITE) for a place that cannot be read.
     """
     if source.suffix != ".py":
         return []
+    start = f"{source.stem}."
     found = []
-    for folder in _folders(source.parent, cache_prefix):
+    own = source.parent / "__pycache__"
+    folders = [*([] if own.is_symlink() else [own]), *_mirrors(source.parent, cache_prefix)]
+    for folder in dict.fromkeys(folders):
         with naming(folder):
             try:
-                inside = sorted(folder.iterdir())
+                with os.scandir(folder) as inside:
+                    names = [
+                        item.name
+                        for item in inside
+                        if item.name.startswith(start)
+                        and item.name.endswith(".pyc")
+                        and not item.is_dir(follow_symlinks=False)
+                    ]
             except (FileNotFoundError, NotADirectoryError):
                 continue
-        found += [
-            path
-            for path in inside
-            if path.name.startswith(f"{source.stem}.") and path.suffix == ".pyc"
-        ]
+        found += [folder / name for name in sorted(names)]
     return found
 
 
-def _folders(parent: Path, cache_prefix: str | None) -> list[Path]:
-    folders = [parent / "__pycache__"]
-    for prefix in (cache_prefix, sys.pycache_prefix):
-        if prefix:
-            # As importlib.util.cache_from_source does; by either name of a linked folder.
-            for path in (parent.absolute(), parent.resolve()):
-                folders.append(Path(prefix, *path.parts[1:]))
-    return list(dict.fromkeys(folders))
+def roots(package: Path, cache_prefix: str | None) -> dict[str, Path]:
+    """Where a package's bytecode lies outside of it, by the name of the root (fixes/roots.py)."""
+    mirrors = _mirrors(package, cache_prefix)
+    return {f"{CACHE}{package.name}:{n}": folder for n, folder in enumerate(mirrors)}
+
+
+def _mirrors(folder: Path, cache_prefix: str | None) -> list[Path]:
+    """As importlib.util.cache_from_source does; by either name of a linked folder."""
+    return [
+        Path(prefix, *path.parts[1:])
+        for prefix in (cache_prefix, sys.pycache_prefix)
+        if prefix
+        for path in (folder.absolute(), folder.resolve())
+    ]
 
 
 def compiled(
@@ -77,9 +92,8 @@ def compiled(
 
 def _header(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(16)
-    except FileNotFoundError:  # a cache: others may drop it at any time
+        return read_file(path)[:16]
+    except (FileNotFoundError, UnreadableError):  # a cache: others may do with it what they want
         return b""
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from fixes.errors import ExitCode, FixesError, Problem
 
-#: What ``sha256_of`` says of a folder, a socket or a broken link: equal to no sha256.
+#: What ``sha256_of`` says of what ``read_file`` refuses, or a broken link: equal to no sha256.
 NOT_A_FILE = "not a file"
+#: The largest file that is read whole: far beyond any source, RECORD, state or bytecode.
+LARGEST = 64 << 20
 
 _SECOND = 1_000_000_000
 _KINDS = {
@@ -29,7 +31,11 @@ _HINTS = {
     "read-only": "build the fixes into the image, or mount the folder writable",
     "disk-full": "free some space (or quota) there and run again",
     "io-error": "see the kernel's log for this disk",
+    "unreadable": "put back the file that belongs there: reinstall the package",
 }
+#: What open says of a socket, a device that is not there, links in a circle, and a file that
+#: is taken for a folder.
+_NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP, errno.ENOTDIR)
 #: Where hard links are refused (foreign owner, FAT, too many): the backup is a copy.
 _NO_LINK = (
     errno.EPERM,
@@ -42,7 +48,15 @@ _NO_LINK = (
 #: Signatures over the old bytes; on new bytes they would make the file unreadable.
 _SIGNATURES = ("security.ima", "security.evm")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class UnreadableError(OSError):
+    """There is something, but no regular file, or one that is too large to be read whole."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EINVAL, what)
 
 
 @contextmanager
@@ -52,6 +66,8 @@ def naming(path: Path, code: ExitCode = ExitCode.CANNOT_WRITE) -> Iterator[None]
         yield
     except OSError as error:
         kind = _KINDS.get(error.errno or 0, "io-error")
+        if isinstance(error, UnreadableError):
+            kind = "unreadable"
         what = error.strerror or str(error)
         raise FixesError(Problem(code, kind, what, str(path), _HINTS[kind])) from error
 
@@ -68,12 +84,42 @@ def unwritable(folder: Path) -> Problem | None:
     return Problem(ExitCode.CANNOT_WRITE, kind, what, str(folder), _HINTS[kind])
 
 
+def read_file(path: Path | str, limit: int = LARGEST) -> bytes:
+    """The bytes of a regular file, through a symlink.
+
+    It neither hangs on a FIFO nor fills the memory, whatever was put in the file's place.
+    Raises UnreadableError for a folder, FIFO, socket, device or circle of links and for more
+    than ``limit`` bytes, FileNotFoundError where nothing is (or a broken link), OSError.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise UnreadableError("is no regular file") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError("is no regular file")
+        data = bytearray()
+        # Not by its size alone: it may grow, and a network file system gives it in pieces.
+        ask = status.st_size + 1
+        while len(data) <= limit and (more := os.read(descriptor, min(ask, limit + 1))):
+            data += more
+            ask = 1 << 20
+    finally:
+        os.close(descriptor)
+    if len(data) > limit:
+        raise UnreadableError(f"is larger than {limit >> 20} MiB")
+    return bytes(data)
+
+
 def sha256_of(path: Path) -> str | None:
     """The sha256 of a file's bytes (through a symlink), None if there is nothing."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return NOT_A_FILE
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_file(path)).hexdigest()
+    except UnreadableError:
+        return NOT_A_FILE
     except FileNotFoundError:
         return NOT_A_FILE if os.path.lexists(path) else None
 
@@ -92,7 +138,8 @@ def fresh_mtime(path: Path) -> int:
 
 def rewrite(path: Path, content: bytes) -> None:
     """Write a scratch file of our own, whether it is there or not."""
-    descriptor = os.open(path, _CREATE | os.O_TRUNC, 0o644)
+    remove(path)  # not written to: it may be anything
+    descriptor = os.open(path, _CREATE | os.O_EXCL, 0o644)
     try:
         _write(descriptor, content)
         os.fsync(descriptor)
@@ -135,7 +182,7 @@ def back_up(path: Path, backup: Path) -> None:
         if path.is_symlink():
             backup.symlink_to(path.readlink())
         else:
-            write_like(backup, path.read_bytes(), path, path.stat().st_mtime_ns)
+            write_like(backup, read_file(path), path, path.stat().st_mtime_ns)
 
 
 def make_folder(folder: Path) -> None:

@@ -9,6 +9,8 @@ interrupted, and one that was killed:
 - ``.old`` alone: the file was replaced, or removed; ``.old`` is renamed back over it.
 - neither: nothing was done to an existing file; a file that was to be added is removed.
 
+What someone else made of a file that was not replaced yet stays as it is.
+
 The commit point is one rename of the journal to its ``done`` name, which needs no space. After
 it only leftovers remain to be dropped.
 """
@@ -18,13 +20,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fixes.disk import naming, remove, rewrite, sha256_of, sync_folder
+from fixes.disk import naming, read_file, remove, rewrite, sync_folder
+from fixes.entry import Entry, OutsideError, leftovers
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.roots import Roots
 
 NAME = ".fixes-journal.json"
 DRAFT = ".fixes-journal.tmp"
@@ -61,79 +66,11 @@ def uninterrupted() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One path: its sha256 before (None: absent) and the ones it may have after.
-
-    ``stem`` names its temporary and its backup. ``cache`` marks a file that other processes
-    may rewrite at any time (bytecode), so that its bytes are no evidence.
-    """
-
-    path: Path
-    stem: str
-    pre: str | None
-    posts: tuple[str | None, ...]
-    cache: bool = False
-
-    @property
-    def new(self) -> Path:
-        """The temporary that replaces the file."""
-        return self.path.with_name(self.stem + ".new")
-
-    @property
-    def old(self) -> Path:
-        """The backup: the file as it was."""
-        return self.path.with_name(self.stem + ".old")
-
-    @property
-    def amended(self) -> Path:
-        """The temporary that replaces the file a second time."""
-        return self.path.with_name(self.stem + ".amended")
-
-    @property
-    def removes(self) -> bool:
-        """Whether the file is removed, not replaced or added."""
-        return self.posts == (None,)
-
-    def replaced(self) -> bool:
-        """Whether an existing file was replaced or removed: its backup is all that is left."""
-        untouched = self.path if self.removes else self.new
-        return os.path.lexists(self.old) and not os.path.lexists(untouched)
-
-    def obstacle(self) -> str:
-        """Why this path cannot be rolled back, or "". Raises OSError."""
-        if self.cache:
-            return ""
-        now = sha256_of(self.path)
-        if now != self.pre and now not in self.posts:
-            return "was changed by someone else since the run that was interrupted"
-        if self.replaced():
-            if sha256_of(self.old) != self.pre:
-                return f"its backup {self.old.name} was changed by someone else"
-        elif self.pre is not None and now != self.pre:
-            return f"its backup {self.old.name} is gone"
-        return ""
-
-    def roll_back(self) -> None:
-        """Put the file back. May be repeated after a kill at any point. Raises OSError."""
-        if self.pre is None:
-            if not os.path.lexists(self.new):
-                remove(self.path)
-        elif self.replaced():
-            self.old.replace(self.path)
-        self.drop_leftovers()
-
-    def drop_leftovers(self) -> None:
-        """Remove backup and temporaries. Raises OSError."""
-        # The backup goes before the temporary: together they say "not replaced".
-        for leftover in (self.old, self.new, self.amended):
-            remove(leftover)
-
-
-@dataclass(frozen=True)
 class Journal:
     """All paths of one change. ``folders`` are made for added files, outermost first."""
 
     home: Path
+    roots: Roots
     entries: tuple[Entry, ...]
     folders: tuple[Path, ...] = ()
 
@@ -150,49 +87,42 @@ class Journal:
         sync_folder(self.home)
 
     def _dump(self) -> bytes:
-        site = f"{self.home.parent}{os.sep}"
-
-        def portable(path: Path) -> str:
-            # Relative inside site-packages, which may be mounted elsewhere the next time.
-            text = str(path)
-            return os.path.relpath(text, self.home) if text.startswith(site) else text
-
         document = {
             "format": FORMAT,
-            "folders": [portable(folder) for folder in self.folders],
-            "entries": [
-                [portable(entry.path), entry.stem, entry.pre, entry.posts, entry.cache]
-                for entry in self.entries
-            ],
+            "folders": [self.roots.locate(folder) for folder in self.folders],
+            "entries": [entry.dump(self.roots) for entry in self.entries],
         }
         return json.dumps(document, indent=1).encode()
 
     @classmethod
-    def read(cls, path: Path) -> Journal:
-        """Read it back. Raises FixesError (UNRECOVERABLE) if it is damaged."""
-        home = path.parent
+    def read(cls, path: Path, roots: Roots) -> Journal:
+        """Read it back, for the tree that ``roots`` are of.
 
-        def found(portable: str) -> Path:
-            return Path(os.path.normpath(home / portable))
-
+        Raises FixesError (UNRECOVERABLE): ``journal-unreadable`` or ``unreadable`` if it is
+        damaged, ``unsafe-path`` for every path outside the tree.
+        """
         with naming(path, ExitCode.UNRECOVERABLE):
-            content = path.read_bytes()
+            content = read_file(path)
+        outside: list[str] = []
         try:
             document = json.loads(content)
             if document["format"] != FORMAT:
                 raise ValueError(f"its format is {document['format']}")
-            entries = tuple(
-                Entry(found(path), stem, pre, tuple(posts), cache)
-                for path, stem, pre, posts, cache in document["entries"]
-            )
-            folders = tuple(found(folder) for folder in document["folders"])
-        except (ValueError, KeyError, TypeError) as error:
+            entries = _inside(document["entries"], lambda one: Entry.load(one, roots), outside)
+            folders = _inside(document["folders"], lambda one: _folder(one, roots), outside)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"the journal of an interrupted run cannot be read: {error}"
             hint = "reinstall the package, then remove this file"
             code = ExitCode.UNRECOVERABLE
             problem = Problem(code, "journal-unreadable", what, str(path), hint)
             raise FixesError(problem) from error
-        return cls(home, entries, folders)
+        if outside:
+            what = f"{path} of an interrupted run names this, which is not in the tree"
+            hint = f"reinstall the package, then remove {path}"
+            code = ExitCode.UNRECOVERABLE
+            problems = [Problem(code, "unsafe-path", what, where, hint) for where in outside]
+            raise FixesError(*problems)
+        return cls(path.parent, roots, entries, folders)
 
     def amend(self, changed: Entry, post: str) -> Journal:
         """The journal in which ``changed`` may have the sha256 ``post`` as well."""
@@ -207,19 +137,28 @@ class Journal:
             if folder.is_dir():
                 sync_folder(folder)
 
-    def roll_back(self) -> None:
+    def roll_back(self, live: bool = False) -> list[Path]:
         """Put everything back and drop the journal.
 
         Raises FixesError (UNRECOVERABLE): naming every path that cannot be put back, before
-        any is touched, or the one that failed. The journal then stays.
+        any is touched, or the one that failed. The journal then stays. A path that someone else
+        changed is one of these, unless this is the run that is under way (``live``): then it
+        stays theirs, the rest is put back, and it is returned.
         """
+        theirs = []
         with uninterrupted():
-            problems = [problem for entry in self.entries for problem in self._problems(entry)]
+            problems = [
+                problem for entry in self.entries for problem in self._problems(entry, live)
+            ]
             if problems:
                 raise FixesError(*problems)
             for entry in reversed(self.entries):
                 with naming(entry.path, ExitCode.UNRECOVERABLE):
-                    entry.roll_back()
+                    if live and entry.foreign():
+                        theirs.append(entry.path)
+                        entry.drop_leftovers()
+                    else:
+                        entry.roll_back()
             for folder in reversed(self.folders):
                 with suppress(OSError):  # others may have put something there
                     folder.rmdir()
@@ -228,10 +167,13 @@ class Journal:
                     self.sync_folders()
                 remove(self.home / DRAFT)
                 remove(self.path)
+        return theirs[::-1]
 
-    def _problems(self, entry: Entry) -> Iterator[Problem]:
+    def _problems(self, entry: Entry, live: bool) -> Iterator[Problem]:
         with naming(entry.path, ExitCode.UNRECOVERABLE):
-            what = entry.obstacle()
+            if live and entry.foreign():
+                return
+            what = entry.lost() if live else entry.obstacle()
         if what:
             hint = f"reinstall the package, then remove {self.path}"
             code = ExitCode.UNRECOVERABLE
@@ -260,9 +202,9 @@ class Journal:
                 remove(self.home / DONE)
 
     def _prune(self, folder: Path) -> None:
-        """Remove folders of site-packages that hold nothing any more, inside out."""
+        """Remove folders below the roots that hold nothing any more, inside out."""
         with suppress(OSError):
-            while self.home.parent in folder.parents:
+            while self.roots.locate(folder, cache=True):
                 folder.rmdir()
                 folder = folder.parent
 
@@ -280,17 +222,18 @@ def pending(home: Path) -> bool:
     return any(os.path.lexists(home / name) for name in (NAME, DONE, DRAFT))
 
 
-def recover(home: Path) -> Recovered:
+def recover(home: Path, roots: Roots | None = None) -> Recovered:
     """Roll back, or finish, the run that was killed; nothing to do is no error.
 
-    The caller holds the lock. May itself be killed at any instant and run again. Raises
-    FixesError (UNRECOVERABLE) if the journal is damaged, if a path was changed by someone
-    else since, or if the files cannot be written; the journal then stays.
+    The caller holds the lock; nothing outside ``roots`` is touched. May itself be killed at any
+    instant and run again. Raises FixesError (UNRECOVERABLE) if the journal is damaged or leads
+    out of the tree, if a path was changed by someone else since, or if the files cannot be
+    written; the journal then stays.
     """
     home = Path(os.path.realpath(home))
     for path in (home / DONE, home / NAME):
         if os.path.lexists(path):
-            journal = Journal.read(path)
+            journal = Journal.read(path, roots or Roots.of(home))
             undo = path.name == NAME
             if undo:
                 journal.roll_back()
@@ -300,3 +243,42 @@ def recover(home: Path) -> Recovered:
     with suppress(OSError):  # a draft alone harms nobody, also where it cannot be removed
         remove(home / DRAFT)
     return Recovered(False)
+
+
+def unclaimed(home: Path, paths: Iterable[Path]) -> list[Path]:
+    """Backups and temporaries beside ``paths`` and in ``home`` that no journal will ever drop.
+
+    A run was killed, and its journal went with a dist-info that was uninstalled, or stayed
+    behind when the package was copied. The caller holds the lock and has recovered. Only what
+    lies in the tree's own root is looked at: a checkout may be another environment's as well,
+    with a journal there.
+    """
+    home = Path(os.path.realpath(home))
+    if pending(home):
+        return []
+    own = Roots.of(home)
+    folders = dict.fromkeys((home, *(Path(os.path.realpath(path.parent)) for path in paths)))
+    return [path for folder in folders for path in leftovers(folder) if own.locate(path)]
+
+
+def _inside(documents: Any, load: Callable[[Any], Any], outside: list[str]) -> tuple[Any, ...]:
+    """All that are read back, less those that nothing is to be done for."""
+    if not isinstance(documents, list):
+        raise TypeError("no list")
+    found = []
+    for document in documents:
+        try:
+            found.append(load(document))
+        except OutsideError as error:
+            outside.append(str(error))
+    return tuple(one for one in found if one is not None)
+
+
+def _folder(document: Any, roots: Roots) -> Path:
+    root, way = document
+    if not (isinstance(root, str) and isinstance(way, str)):
+        raise TypeError("no path")
+    path = roots.path(root, way)
+    if path is None:
+        raise OutsideError(root, way)
+    return path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +25,21 @@ from fixes.disk import (
     sync_folder,
     write_like,
 )
+from fixes.entry import Entry
 from fixes.errors import ExitCode, FixesError, Problem
-from fixes.journal import Entry, Journal, Recovered, pending, recover, uninterrupted
+from fixes.journal import Journal, Recovered, pending, recover, unclaimed, uninterrupted
+from fixes.roots import Roots
 
-__all__ = ["Change", "Recovered", "Transaction", "fresh_mtime", "pending", "recover"]
+__all__ = [
+    "Change",
+    "Recovered",
+    "Roots",
+    "Transaction",
+    "fresh_mtime",
+    "pending",
+    "recover",
+    "unclaimed",
+]
 
 
 @dataclass(frozen=True)
@@ -51,30 +62,33 @@ class Transaction:
     """A set of changes, to be used as a context manager while the lock is held.
 
     ``home`` is where the journal is: the folder that holds our state, always the same one for
-    the same tree. Raises FixesError: on entering, ``changed-meanwhile`` (MISMATCH) for every
-    file that is not what its change was planned on; anywhere, ``permission``, ``read-only``,
-    ``disk-full`` or ``io-error`` (CANNOT_WRITE), with everything as it was once the context
-    is left; UNRECOVERABLE if it cannot be put back.
+    the same tree; ``roots`` are the folders that the changes are in. Raises FixesError: on
+    entering, ``unsafe-path`` (MISMATCH) for every file outside of them; until it is final,
+    ``changed-meanwhile`` (MISMATCH) for every file that is not what its change was planned on,
+    or not any more what was written; anywhere, ``permission``, ``read-only``, ``disk-full``,
+    ``unreadable`` or ``io-error`` (CANNOT_WRITE), with everything as it was once the context is
+    left, but for what someone else wrote meanwhile, which stays; UNRECOVERABLE if it cannot be
+    put back.
     """
 
-    def __init__(self, home: Path, changes: Sequence[Change]) -> None:
+    def __init__(self, home: Path, changes: Sequence[Change], roots: Roots | None = None) -> None:
         self._changes = {_real(change.path): change for change in changes}
         if len(self._changes) != len(changes):
             raise ValueError("two changes of one path")
-        self._journal = Journal(Path(os.path.realpath(home)), ())
+        self._journal = Journal(Path(os.path.realpath(home)), roots or Roots.of(home), ())
         self._open = False
 
     def __enter__(self) -> Transaction:
         home = self._journal.home
         if pending(home):
-            recover(home)
+            recover(home, self._journal.roots)
         self._journal = self._plan(home)
         self._open = True
         try:
             self._stage()
             return self
-        except BaseException:
-            self.rollback()
+        except BaseException as error:
+            self._undo(error)
             raise
 
     def __exit__(
@@ -84,7 +98,14 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         if self._open:
+            self._undo(error)
+
+    def _undo(self, error: BaseException | None) -> None:
+        try:
             self.rollback()
+        except FixesError as another:
+            known = error.problems if isinstance(error, FixesError) else ()
+            raise FixesError(*dict.fromkeys((*known, *another.problems))) from error
 
     def _plan(self, home: Path) -> Journal:
         token = os.urandom(4).hex()
@@ -92,10 +113,17 @@ class Transaction:
         folders: list[Path] = []
         problems = []
         for path, change in self._changes.items():
+            if self._journal.roots.locate(path, change.cache) is None:
+                if not change.cache:  # bytecode that a link leads out is not of this tree
+                    what = "leads out of the tree"
+                    code = ExitCode.MISMATCH
+                    problems.append(Problem(code, "unsafe-path", what, str(path)))
+                continue
             with naming(path):
                 now = sha256_of(path)
-            # A folder in the place of bytecode is no bytecode.
-            if now == NOT_A_FILE or (now != change.expect and not change.cache):
+            if change.cache and now == NOT_A_FILE and not path.is_symlink() and path.is_dir():
+                continue  # a folder in the place of bytecode is no bytecode
+            if not change.cache and (now == NOT_A_FILE or now != change.expect):
                 what = "is not what it was when this run looked at it first"
                 code = ExitCode.MISMATCH
                 problems.append(Problem(code, "changed-meanwhile", what, str(path)))
@@ -111,7 +139,7 @@ class Transaction:
             ]
         if problems:
             raise FixesError(*problems)
-        return Journal(home, tuple(entries), tuple(folders))
+        return Journal(home, self._journal.roots, tuple(entries), tuple(folders))
 
     def _stage(self) -> None:
         with naming(self._journal.path):
@@ -131,6 +159,7 @@ class Transaction:
             if entry.pre is not None:
                 with naming(entry.path):
                     back_up(entry.path, entry.old)
+        self._require(Entry.backup_changed)
         self._sync()
 
     def _sync(self) -> None:
@@ -146,6 +175,9 @@ class Transaction:
         """Put everything in place. It can still be rolled back."""
         for entry in self._journal.entries:
             with naming(entry.path):
+                # Looked at again directly before, so that nobody's edit is overwritten.
+                if not entry.cache and sha256_of(entry.path) != entry.pre:
+                    raise FixesError(_changed(entry.path))
                 if entry.removes:
                     remove(entry.path)
                 else:
@@ -160,11 +192,18 @@ class Transaction:
             self._journal = self._journal.amend(entry, _sha256(content))
             self._journal.write()
             write_like(entry.amended, content, path, fresh_mtime(path))
+            if entry.changed():
+                raise FixesError(_changed(path))
             entry.amended.replace(path)
             sync_folder(path.parent)
 
     def finish(self) -> None:
-        """Make it final: drop backups, emptied folders and the journal."""
+        """Make it final: drop backups, emptied folders and the journal.
+
+        What was written, and the backups (which others may have open still), are read again
+        first: an edit since would be left in, or lost, by a run that says that all is well.
+        """
+        self._require(lambda entry: entry.changed() or entry.backup_changed())
         with uninterrupted():
             with naming(self._journal.path):
                 self._journal.mark_done()
@@ -172,9 +211,31 @@ class Transaction:
             self._journal.clean()
 
     def rollback(self) -> None:
-        """Put everything back. Raises FixesError (UNRECOVERABLE) if that cannot be done."""
-        self._journal.roll_back()
+        """Put everything back.
+
+        Raises FixesError: UNRECOVERABLE if that cannot be done; ``changed-meanwhile`` (MISMATCH)
+        once it is done, for every file that someone else wrote to, which stays as they made it.
+        """
+        theirs = self._journal.roll_back(live=True)
         self._open = False
+        if theirs:
+            raise FixesError(*map(_changed, theirs))
+
+    def _require(self, changed: Callable[[Entry], bool]) -> None:
+        """Raise FixesError for every entry that someone else ``changed``."""
+        problems = []
+        for entry in self._journal.entries:
+            with naming(entry.path):
+                if changed(entry):
+                    problems.append(_changed(entry.path))
+        if problems:
+            raise FixesError(*problems)
+
+
+def _changed(path: Path) -> Problem:
+    what = "was changed by someone else while this run was at work"
+    hint = "their change was kept and this run's taken back; see what it is, then run again"
+    return Problem(ExitCode.MISMATCH, "changed-meanwhile", what, str(path), hint)
 
 
 def _sha256(content: bytes) -> str:
