@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -213,13 +214,54 @@ def test_an_editable_install(tmp_path: Path, checkout: Path) -> None:
 
     assert "verified to probe" in run(BUNDLE).stdout
     now = places.snapshot(checkout / "vllm")
+    assert unseal(now.pop("_fixes_applied.json"))["fixes"] == ["ready", "stop", "end"]
     assert {f"vllm/{path}": data for path, data in now.items() if before.get(path) != data} == FIXED
+    assert places.snapshot(installs.site(python)) == info
     again = run(BUNDLE).stdout
     assert "nothing to change" in again and "probe was reached before" in again
     run("status")
     run("revert", "--all")
     assert places.snapshot(checkout / "vllm") == before
     assert places.snapshot(installs.site(python)) == info
+
+
+def test_a_checkout_is_one_tree_however_it_is_reached(tmp_path: Path, checkout: Path) -> None:
+    """Through either of two environments that it is installed in, or by its folder."""
+    pythons = [installs.venv(tmp_path / name, "setuptools") for name in ("one", "two")]
+    for python in pythons:
+        installs.uv_install(python, "--no-build-isolation", "-e", str(checkout))
+    where = ("--profiles", places.standard().root)
+    tree = ("--tree", checkout, *where)
+    ways: list[tuple[Path | str, tuple[str | Path, ...]]]
+    ways = [
+        (pythons[0], where),
+        (pythons[1], where),
+        (sys.executable, tree),
+    ]
+    before = places.snapshot(checkout / "vllm")
+    kill = places.behind(
+        "import os, signal; from fixes.transaction import Transaction\n"
+        "Transaction.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    for number in range(len(ways)):
+        (python, one), (other, second), (last, third) = ways[number:] + ways[:number]
+        done = launch(python, BUNDLE, "--verify", "bytes", *one, **kill)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        for way, options in ways:
+            done = launch(way, "status", *options)
+            assert done.returncode == 1 and "interrupted" in done.stderr
+        done = launch(other, "ready", "--verify", "bytes", *second)
+        assert done.returncode == 0 and "rolled back" in done.stdout + done.stderr
+        for way, options in ways:
+            done = launch(way, "status", "--json", *options)
+            assert done.returncode == 0, done.stderr
+            told = {fix["id"]: fix["verdict"] for fix in json.loads(done.stdout)["fixes"]}
+            assert [name for name in told if "applied" in told[name]] == ["ready"]
+        assert list(tmp_path.rglob("*fixes?applied.json")) == [
+            checkout / "vllm/_fixes_applied.json"
+        ]
+        assert launch(last, "revert", "--all", *third).returncode == 0
+        assert places.snapshot(checkout / "vllm") == before
 
 
 def test_a_checkout_before_its_build(checkout: Path) -> None:
