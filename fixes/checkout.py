@@ -85,10 +85,12 @@ def tag(folder: str) -> str:
 
 
 def _told(target: str, environ: Mapping[str, str]) -> str:
-    names = ["SETUPTOOLS_SCM_PRETEND_VERSION"]
-    names.insert(0, f"{names[0]}_FOR_{target.upper()}")
-    if target == "vllm":
-        names.insert(0, "VLLM_VERSION_OVERRIDE")
+    """The version that a build is told by the environment: what vLLM's setup.py reads.
+
+    SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM is not among them: it does not reach that build.
+    """
+    names = ["VLLM_VERSION_OVERRIDE"] if target == "vllm" else []
+    names.append("SETUPTOOLS_SCM_PRETEND_VERSION")
     return next((environ[name] for name in names if environ.get(name)), "")
 
 

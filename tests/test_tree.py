@@ -426,11 +426,12 @@ def test_what_else_says_a_checkouts_version(
     installs.git(repository, "tag", "v0.1")
     for name, version in (
         ("SETUPTOOLS_SCM_PRETEND_VERSION", "0.2"),
-        ("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM", "0.3"),
         ("VLLM_VERSION_OVERRIDE", "0.4"),
     ):
         monkeypatch.setenv(name, version)
         assert versions(repository) == version
+    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM", "0.3")
+    assert versions(repository) == "0.4", "it does not reach vLLM's build"
     (repository / "PKG-INFO").write_text("Name: vllm\nVersion: 0.5\n")
     assert versions(repository) == "0.5"
     (repository / "vllm/_version.py").write_text("__version__ = version = '0.6'\n")
