@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fixes import distribution, paths
+from fixes.disk import read_file
 from fixes.errors import ExitCode, FixesError, Problem
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Catalogue(NamedTuple):
         if fault := paths.fault(name):
             raise ValueError(f"{name}: {fault}")
         path = self.root / name
-        return _read(str(path)) if self.zipped else distribution.contents(path)
+        return _read(str(path)) if self.zipped else read_file(path)
 
     def place(self, name: str) -> str:
         """Where an authored file is, for messages."""

@@ -11,17 +11,16 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fixes.disk import LARGEST, read_file
 from fixes.errors import ExitCode, FixesError, Problem
 
 PLUGIN_GROUP = "vllm.platform_plugins"
-#: More bytes than any file that is read whole; what is larger has another origin.
-LIMIT = 64 << 20
+#: Far beyond any RECORD: the largest ones of a CUDA environment have some megabytes.
 RECORD_LIMIT = 256 << 20
 #: There is nothing: no such name, or none that there can be.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -41,62 +40,36 @@ class Distribution(NamedTuple):
         return path if path.is_file() else None
 
 
-class NotAFileError(OSError):
-    """A folder, a pipe, a device, or more bytes than a file that is read whole may have."""
-
-
-def contents(path: str | os.PathLike[str], limit: int = LIMIT) -> bytes:
-    """A whole regular file; never waits for a pipe's other end. Raises OSError."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV):
-            raise NotAFileError(error.errno, "is a socket or a device") from error
-        raise
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotAFileError(errno.EINVAL, "is no regular file")
-        size = status.st_size
-        data = os.read(handle, min(size, limit) + 1)
-        while len(data) != size and len(data) <= limit and (more := os.read(handle, 1 << 20)):
-            data += more  # it grew, or a network file system gives it in pieces
-        if len(data) > limit:
-            raise NotAFileError(errno.EFBIG, f"has more than {limit >> 20} MiB")
-        return data
-    finally:
-        os.close(handle)
-
-
-def read(path: str | os.PathLike[str], limit: int = LIMIT) -> bytes | None:
+def read(path: str | Path, limit: int = LARGEST) -> bytes | None:
     """A whole file, or None where there is none.
 
     Raises FixesError, kind ``unreadable``, for what is there and cannot be read: taken for
     absent, a RECORD would make its package nobody's.
     """
     try:
-        return contents(path, limit)
+        return read_file(path, limit)
     except ValueError:  # NUL in a name that a file gives
         return None
     except OSError as error:
-        if error.errno in _ABSENT:
+        told = error.__cause__ or error  # what the system said, where read_file says more
+        if isinstance(told, OSError) and told.errno in _ABSENT:
             return None
         raise unreadable(path, error) from error
 
 
-def peek(path: str, limit: int = LIMIT) -> bytes | None:
+def peek(path: str, limit: int = LARGEST) -> bytes | None:
     """A whole file, or None where there is none to read, whatever the reason."""
     try:
-        return contents(path, limit)
+        return read_file(path, limit)
     except (OSError, ValueError):
         return None
 
 
-def unreadable(path: str | os.PathLike[str], error: OSError) -> FixesError:
+def unreadable(path: str | Path, error: OSError) -> FixesError:
     """That something is there and cannot be read."""
     what = f"cannot be read: {error.strerror}"
     hint = "run as a user who may read it, or put it right"
-    return FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, os.fspath(path), hint))
+    return FixesError(Problem(ExitCode.CANNOT_WRITE, "unreadable", what, str(path), hint))
 
 
 def listing(folder: str, *endings: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fixes import distribution, transaction
+from fixes.disk import UnreadableError
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.session import Session
 from fixes.state import DamagedStateError, State, load
@@ -116,12 +117,12 @@ def _record(found: Tree) -> bytes | None:
 def _bytes(path: Path, kind: str, hint: str) -> bytes | None:
     """A file's bytes; ``kind`` and ``hint`` are for what is there and is no file."""
     try:
-        return distribution.contents(path)
-    except distribution.NotAFileError as error:
-        what = str(error.strerror)
+        return distribution.read(path)
+    except FixesError as error:
+        if not isinstance(error.__cause__, UnreadableError):
+            raise
+        what = str(error.__cause__.strerror)
         raise FixesError(Problem(ExitCode.MISMATCH, kind, what, str(path), hint)) from error
-    except OSError:
-        return distribution.read(path)  # which tells what is absent from what is unreadable
 
 
 def interruption(session: Session, found: Look) -> list[Problem]:

@@ -14,10 +14,9 @@ from enum import IntEnum
 from typing import Any
 
 from fixes.digest import seal, sha256, unseal
+from fixes.disk import LARGEST
 
 FORMAT = 1
-#: More bytes than a pre-image may have: what unpacks to more was not packed by us.
-_LIMIT = 64 << 20
 
 
 class Level(IntEnum):
@@ -57,7 +56,7 @@ class FixedFile:
             return None
         try:
             packed = base64.b64decode(self.packed, validate=True)
-            data = zlib.decompressobj().decompress(packed, _LIMIT)
+            data = zlib.decompressobj().decompress(packed, LARGEST)
         except (ValueError, zlib.error) as error:
             raise DamagedStateError(f"the saved pre-image of {self.path} cannot be read") from error
         if sha256(data) != self.pre:

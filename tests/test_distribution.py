@@ -99,8 +99,8 @@ def test_a_file_that_grows_past_the_limit(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "file"
     path.write_bytes(b"x")
     monkeypatch.setattr(os, "read", lambda handle, size: b"x" * size)
-    with pytest.raises(distribution.NotAFileError, match="more than 64 MiB"):
-        distribution.contents(path)
+    with pytest.raises(FixesError, match="larger than 64 MiB"):
+        distribution.read(path)
 
 
 def test_permission_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
