@@ -101,11 +101,12 @@ class Transaction:
             self._undo(error)
 
     def _undo(self, error: BaseException | None) -> None:
-        try:
-            self.rollback()
-        except FixesError as another:
-            known = error.problems if isinstance(error, FixesError) else ()
-            raise FixesError(*dict.fromkeys((*known, *another.problems))) from error
+        with uninterrupted():
+            try:
+                self.rollback()
+            except FixesError as another:
+                known = error.problems if isinstance(error, FixesError) else ()
+                raise FixesError(*dict.fromkeys((*known, *another.problems))) from error
 
     def _plan(self, home: Path) -> Journal:
         token = os.urandom(4).hex()

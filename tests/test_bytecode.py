@@ -7,16 +7,18 @@ import importlib.util
 import marshal
 import os
 import py_compile
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from py_compile import PycInvalidationMode as Mode
 
 import pytest
 
-from fixes import bytecode
+from fixes import bytecode, disk
 from fixes.errors import ExitCode, FixesError
-from fixes.transaction import Change, Transaction, fresh_mtime
+from fixes.transaction import Change, Roots, Transaction, fresh_mtime
 
 OLD = b"import sys\nVALUE = 1\nASSERTS = 0\nassert [ASSERTS := 1]\n"
 NEW = b"import sys\nVALUE = 2\nASSERTS = 0\nassert [ASSERTS := 1]\n"
@@ -68,7 +70,9 @@ def apply(site: Path, content: bytes | None = NEW, prefix: Path | None = None) -
     expect = hashlib.sha256(source.read_bytes()).hexdigest()
     cached = bytecode.compiled(source, content, mtime, str(prefix) if prefix else None)
     changes = [Change(source, expect, content, mtime), *cached]
-    with Transaction(site / "pkg-1.dist-info", changes) as transaction:
+    home = site / "pkg-1.dist-info"
+    roots = Roots.of(home, bytecode.roots(site / "pkg", str(prefix) if prefix else None))
+    with Transaction(home, changes, roots) as transaction:
         transaction.commit()
         transaction.finish()
     return cached
@@ -251,6 +255,91 @@ def test_a_cache_that_cannot_be_read_is_named(site: Path) -> None:
             print("in the child:", repr(error), file=sys.__stderr__, flush=True)
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def no_bytecode(path: Path, what: str) -> None:
+    """Put what is no bytecode in the place of one."""
+    path.unlink()
+    if what == "broken link":
+        path.symlink_to("nowhere")
+    elif what == "circle":
+        path.symlink_to(path.name)
+    elif what == "FIFO":
+        os.mkfifo(path)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif what == "too large":
+        path.touch()
+        os.truncate(path, disk.LARGEST + 1)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("what", ["broken link", "circle", "FIFO", "socket", "too large"])
+def test_what_is_no_bytecode_is_removed(what: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path is a short one
+        site = Path(short, "s")
+        (site / "pkg").mkdir(parents=True)
+        (site / "pkg-1.dist-info").mkdir()
+        (site / "pkg" / "__init__.py").touch()
+        (site / "pkg" / "m.py").write_bytes(OLD)
+        pyc = compile_old(site, Mode.TIMESTAMP)
+        no_bytecode(pyc, what)
+        before = pyc.lstat()
+        with (
+            pytest.raises(ZeroDivisionError),
+            Transaction(
+                site / "pkg-1.dist-info", [*bytecode.compiled(site / "pkg" / "m.py", NEW, 0, None)]
+            ) as transaction,
+        ):
+            transaction.commit()
+            assert not os.path.lexists(pyc)
+            raise ZeroDivisionError
+        assert os.path.samestat(before, pyc.lstat())
+        apply(site)
+        assert not os.path.lexists(pyc)
+        assert value(site) == 2
+
+
+def test_a_folder_named_like_bytecode_is_left_alone(site: Path) -> None:
+    pyc = compile_old(site, Mode.TIMESTAMP)
+    no_bytecode(pyc, "folder")
+    (pyc / "theirs").touch()
+    apply(site)
+    assert (pyc / "theirs").exists()
+    assert value(site) == 2
+
+
+def test_a_cache_that_is_a_link_is_not_touched(site: Path, tmp_path: Path) -> None:
+    pyc = compile_old(site, Mode.TIMESTAMP)
+    elsewhere = pyc.parent.rename(tmp_path / "elsewhere")
+    pyc.parent.symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in elsewhere.iterdir()}
+    assert apply(site) == []
+    assert {path: path.read_bytes() for path in elsewhere.iterdir()} == before
+    assert value(site) == 2
+
+
+def test_a_prefix_from_which_a_link_leads_out_is_not_touched(site: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    assert value(site, prefix=prefix, writing=True) == 1
+    [pyc] = prefix.rglob("m.*.pyc")
+    (site / "pkg" / "sub").mkdir()
+    (site / "pkg" / "sub" / "n.py").write_bytes(OLD)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    theirs = elsewhere / f"n.{TAG}.pyc"
+    theirs.write_bytes(pyc.read_bytes())
+    (pyc.parent / "sub").symlink_to(elsewhere)
+    changes = bytecode.compiled(site / "pkg" / "sub" / "n.py", NEW, 0, str(prefix))
+    assert changes
+    home = site / "pkg-1.dist-info"
+    roots = Roots.of(home, bytecode.roots(site / "pkg", str(prefix)))
+    with Transaction(home, changes, roots) as transaction:
+        transaction.commit()
+        transaction.finish()
+    assert theirs.read_bytes() == pyc.read_bytes()
 
 
 def test_bytecode_comes_back_with_its_source(site: Path) -> None:

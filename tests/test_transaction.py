@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -25,9 +26,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from fixes import journal
-from fixes.errors import ExitCode, FixesError
-from fixes.transaction import Change, Transaction, fresh_mtime, pending, recover
+from fixes import bytecode, disk, journal, transaction
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.transaction import Change, Roots, Transaction, fresh_mtime, pending, recover, unclaimed
 
 WRITES = {
     "os.chmod",
@@ -557,6 +558,413 @@ def test_bytecode_written_by_others_does_not_hinder_the_recovery(area: Path) -> 
     assert snapshot(site.root) == before
 
 
+def edit(path: Path, how: str) -> None:
+    """What an editor, an installer or a person does to a file."""
+    if how == "in place":
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.write(b"theirs")
+    else:
+        draft = path.with_name("draft")
+        draft.write_bytes(b"theirs")
+        draft.replace(path)
+
+
+MOMENTS = ("staged", "before commit", "in commit", "after commit", "before amend", "at the end")
+VICTIMS = ("pkg/core.py", "pkg/linked.py", "pkg/plain.py", "pkg/gone.py", "pkg/added.py")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("name", [*VICTIMS, "pkg-1.dist-info/RECORD"])
+def test_an_edit_while_the_run_is_at_work_is_kept_and_never_called_success(
+    area: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str, moment: str
+) -> None:
+    site = Site(area / "x")
+    victim = site.site / name
+    shared = how == "in place" and victim.exists() and moment in MOMENTS[:3]
+    before = snapshot(site.root)
+
+    def strike(at: str) -> None:
+        if moment == at:
+            edit(victim, how)
+
+    def back_up(path: Path, backup: Path, real: Any = disk.back_up) -> None:
+        if path == site.package / "core.py":  # the first
+            strike("staged")
+        real(path, backup)
+
+    def sha256_of(path: Path, real: Any = disk.sha256_of) -> str | None:
+        # RECORD is looked at, and replaced, after everything else but the state.
+        found: str | None = real(path)
+        if path == site.state and staged and not os.path.lexists(site.state):
+            strike("in commit")
+        return found
+
+    monkeypatch.setattr(transaction, "back_up", back_up)
+    monkeypatch.setattr(transaction, "sha256_of", sha256_of)
+    staged: list[bool] = []
+    with (
+        pytest.raises(FixesError) as caught,
+        Transaction(site.home, site.changes("all")) as run,
+    ):
+        strike("before commit")
+        staged.append(True)
+        run.commit()
+        strike("after commit")
+        strike("before amend")
+        run.amend(site.state, b"verified")
+        strike("at the end")
+        run.finish()
+    assert caught.value.exit_code == ExitCode.MISMATCH
+    assert {(problem.kind, problem.where) for problem in caught.value.problems} == {
+        ("changed-meanwhile", str(victim))
+    }
+    assert victim.read_bytes().startswith(b"theirs")
+    assert not pending(site.home)
+    now = snapshot(site.root)
+    # Written through, where it still was the file of the cache, or one link less there.
+    theirs = {f"site/{name}", f"cache/{victim.name}"} if shared else {f"site/{name}"}
+    theirs |= {"cache/core.py"} if victim.name == "core.py" else set()
+    for path in theirs:
+        now.pop(path, None)
+        before.pop(path, None)
+    assert now == before
+
+
+@pytest.mark.parametrize("name", ["core.py", "linked.py", "plain.py", "added.py"])
+def test_what_someone_removed_meanwhile_is_put_back(area: Path, name: str) -> None:
+    site = Site(area / "x")
+    before = snapshot(site.root)
+    with (
+        pytest.raises(FixesError) as caught,
+        Transaction(site.home, site.changes("all")) as run,
+    ):
+        run.commit()
+        (site.package / name).unlink()
+        run.finish()
+    [problem] = caught.value.problems
+    assert (problem.code, problem.kind) == (ExitCode.MISMATCH, "changed-meanwhile")
+    assert problem.where == str(site.package / name)
+    assert snapshot(site.root) == before
+
+
+def test_a_link_to_the_same_bytes_is_a_change_too(area: Path) -> None:
+    site = Site(area / "x")
+    before = snapshot(site.root)
+    core = site.package / "core.py"
+    with (
+        pytest.raises(FixesError, match="changed-meanwhile"),
+        Transaction(site.home, site.changes("all")) as run,
+    ):
+        run.commit()
+        core.rename(area / "moved.py")
+        core.symlink_to(area / "moved.py")
+        run.finish()
+    assert snapshot(site.root) == before
+    assert (area / "moved.py").read_bytes() == AFTER["colorsys"]
+
+
+def test_who_had_the_file_open_does_not_lose_what_he_writes(area: Path) -> None:
+    site = Site(area / "x")
+    plain = site.package / "plain.py"
+    with (
+        plain.open("r+b", buffering=0) as file,
+        pytest.raises(FixesError) as caught,
+        Transaction(site.home, site.changes("all")) as run,
+    ):
+        run.commit()
+        file.write(b"theirs")
+        run.finish()
+    assert [problem.kind for problem in caught.value.problems] == ["changed-meanwhile"]
+    assert plain.read_bytes().startswith(b"theirs")
+    assert (site.package / "core.py").read_bytes() == BEFORE["colorsys"]
+
+
+def test_a_run_that_failed_otherwise_says_too_what_it_left_as_someone_else_made_it(
+    area: Path,
+) -> None:
+    site = Site(area / "x")
+    plain = site.package / "plain.py"
+    failed = Problem(ExitCode.VERIFICATION_FAILED, "probe", "a probe failed")
+    with pytest.raises(FixesError) as caught, Transaction(site.home, site.changes("all")) as run:
+        run.commit()
+        plain.write_bytes(b"theirs")
+        raise FixesError(failed)
+    assert [problem.kind for problem in caught.value.problems] == ["probe", "changed-meanwhile"]
+    assert plain.read_bytes() == b"theirs"
+    assert (site.package / "core.py").read_bytes() == BEFORE["colorsys"]
+    assert not pending(site.home)
+
+
+def killed_with_a_package_elsewhere(area: Path, prefix: Path) -> tuple[Site, Path]:
+    """A site whose package is a link, killed after its commit; and the real package."""
+    site = Site(area / "x")
+    real = site.package.rename(area / "real")
+    site.package.symlink_to(real)
+    cached = Path(prefix, *site.package.parts[1:]) / PYC
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"bytecode")
+    changes = [*site.changes("all"), Change(cached, None, b"new bytecode", cache=True)]
+
+    def work() -> None:
+        with Transaction(site.home, changes, roots_of(site.site, prefix)) as run:
+            run.commit()
+            kill()
+
+    assert forked(work, 0, kill) == signal.SIGKILL
+    return site, real
+
+
+def roots_of(site: Path, prefix: Path) -> Roots:
+    package = site / "pkg"
+    caches = bytecode.roots(package, str(prefix))
+    return Roots.of(site / "pkg-1.dist-info", {"package:pkg": package, **caches})
+
+
+def test_a_copy_of_a_killed_tree_is_recovered_itself_and_not_the_original(area: Path) -> None:
+    prefix = area / "prefix"
+    site, real = killed_with_a_package_elsewhere(area, prefix)
+    before = snapshot(area)
+    copy = area / "copy"
+    subprocess.run(["cp", "-aL", site.site, copy], check=True)
+    assert recover(copy / site.home.name, roots_of(copy, prefix)).rolled_back
+    assert (copy / "pkg" / "plain.py").read_bytes() == BEFORE["stat"]
+    assert not (copy / "pkg" / "added.py").exists()
+    assert not pending(copy / site.home.name)
+    assert not list(copy.rglob(".fixes-*"))
+    shutil.rmtree(copy)
+    assert snapshot(area) == before
+    assert recover(site.home, roots_of(site.site, prefix)).rolled_back
+    assert (real / "plain.py").read_bytes() == BEFORE["stat"]
+    assert not list(area.rglob(".fixes-*"))
+
+
+def test_bytecode_of_a_prefix_that_is_not_known_any_more_does_not_hinder(area: Path) -> None:
+    site, real = killed_with_a_package_elsewhere(area, area / "prefix")
+    assert recover(site.home, Roots.of(site.home, {"package:pkg": real})).rolled_back
+    assert (real / "plain.py").read_bytes() == BEFORE["stat"]
+
+
+STEM = ".fixes-00c0ffee-0"
+
+
+@pytest.mark.parametrize("name", [journal.NAME, journal.DONE])
+@pytest.mark.parametrize(
+    ("root", "way"),
+    [
+        ("site", "../victim"),
+        ("site", "pkg/../../victim"),
+        ("site", "link/victim"),
+        ("site", "/victim"),
+        ("site", "."),
+        ("elsewhere", "victim"),
+        ("cache:pkg:0", "../victim"),
+    ],
+)
+@pytest.mark.parametrize("what", ["added", "cached", "replaced", "folder"])
+def test_a_journal_that_leads_out_of_the_tree_is_not_followed(
+    area: Path, name: str, root: str, way: str, what: str
+) -> None:
+    site = Site(area / "x")
+    victim = area / "x" / ("victim.pyc" if what == "cached" else "victim")
+    way += ".pyc" if what == "cached" and way.endswith("victim") else ""
+    if what == "folder":
+        victim.mkdir()
+    else:
+        victim.write_bytes(b"theirs")
+    (victim.parent / f"{STEM}.old").write_bytes(b"not theirs")
+    (site.site / "link").symlink_to(area / "x")
+    theirs, other = sha256(b"theirs"), sha256(b"not theirs")
+    inside = ["site", "pkg/plain.py", STEM, None, [sha256(BEFORE["stat"])], False]
+    entry = {
+        "added": [root, way, STEM, None, [theirs], False],
+        "cached": [root, way, STEM, None, [theirs], True],
+        "replaced": [root, way, STEM, other, [theirs], False],
+        "folder": inside,
+    }[what]
+    folders = [[root, way]] if what == "folder" else []
+    document = {"format": 1, "entries": [inside, entry], "folders": folders}
+    (site.home / name).write_text(json.dumps(document))
+    before = snapshot(area)
+    with pytest.raises(FixesError) as caught:
+        recover(site.home, Roots.of(site.home, {"cache:pkg:0": area / "x" / "prefix"}))
+    [problem] = caught.value.problems
+    assert problem.code == ExitCode.UNRECOVERABLE
+    if way != ".":
+        assert problem.kind in ("unsafe-path", "journal-unreadable")
+        assert way in f"{problem.where} {problem.what}"
+    assert snapshot(area) == before
+
+
+GOOD: list[Any] = ["site", "pkg/plain.py", STEM, None, [None], False]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["site", "pkg/pl\0ain.py", *GOOD[2:]],
+        ["site", "pkg/\ud800.py", *GOOD[2:]],
+        ["site", 5, *GOOD[2:]],
+        [5, *GOOD[1:]],
+        [["site"], *GOOD[1:]],
+        [*GOOD[:2], 5, *GOOD[3:]],
+        [*GOOD[:2], "../x", *GOOD[3:]],
+        [*GOOD[:2], f"{STEM}/x", *GOOD[3:]],
+        [*GOOD[:2], f"{STEM}\n", *GOOD[3:]],
+        [*GOOD[:2], ".fixes-00C0FFEE-0", *GOOD[3:]],
+        [*GOOD[:2], "plain", *GOOD[3:]],
+        [*GOOD[:3], 5, [None], False],
+        [*GOOD[:3], "x", [None], False],
+        [*GOOD[:3], disk.NOT_A_FILE, [None], False],
+        [*GOOD[:3], None, [], False],
+        [*GOOD[:3], None, "x", False],
+        [*GOOD[:3], None, [5], False],
+        [*GOOD[:3], None, {}, False],
+        [*GOOD[:5], 1],
+        [*GOOD[:5], True],
+        GOOD[:5],
+        {},
+        None,
+        5,
+        "abcdef",
+    ],
+)
+@pytest.mark.parametrize("place", ["entries", "folders"])
+def test_a_journal_of_another_shape_is_unrecoverable(area: Path, entry: object, place: str) -> None:
+    site = Site(area / "x")
+    document: dict[str, object] = {"format": 1, "entries": [], "folders": []}
+    document[place] = [entry]
+    unreadable(site, json.dumps(document))
+    document[place] = entry
+    unreadable(site, json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"format": 1, "entries": ' + "[" * 100_000 + "]" * 100_000 + ', "folders": []}',
+        '{"format": ' + "9" * 10_000 + "}",
+        '{"format": 1, "entries": [], "folders": 5}',
+        "5",
+        '"x"',
+        "null",
+    ],
+)
+def test_a_journal_that_is_another_document_is_unrecoverable(area: Path, text: str) -> None:
+    unreadable(Site(area / "x"), text)
+
+
+def unreadable(site: Site, text: str) -> None:
+    path = site.home / journal.NAME
+    path.write_text(text)
+    before = snapshot(site.root)
+    with pytest.raises(FixesError) as caught:
+        recover(site.home)
+    [problem] = caught.value.problems
+    assert (problem.code, problem.kind) == (ExitCode.UNRECOVERABLE, "journal-unreadable")
+    assert problem.where == str(path)
+    assert snapshot(site.root) == before
+
+
+def too_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, disk.LARGEST + 1)
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "folder": os.mkdir,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "circle": lambda path: path.symlink_to(path.name),
+    "too large": too_large,
+}
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+def test_what_is_no_file_is_not_read(area: Path, what: str) -> None:
+    path = area / "x"
+    NO_FILES[what](path)
+    with pytest.raises(disk.UnreadableError) as caught:
+        disk.read_file(path)
+    assert caught.value.strerror in ("is no regular file", "is larger than 64 MiB")
+    assert disk.sha256_of(path) == disk.NOT_A_FILE
+
+
+def test_a_file_is_read_as_a_whole(area: Path) -> None:
+    path = area / "x"
+    with pytest.raises(FileNotFoundError):
+        disk.read_file(path)
+    for size in (0, 1, (1 << 20) - 1, 1 << 20, (3 << 20) + 1):
+        content = os.urandom(size)
+        path.write_bytes(content)
+        assert disk.read_file(path) == content
+        assert disk.read_file(str(path), size) == content
+    with pytest.raises(disk.UnreadableError):
+        disk.read_file(path, size - 1)
+    assert disk.read_file(Path("/proc/self/stat"))  # says that it is empty
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+def test_a_file_that_became_none_is_named(area: Path, what: str) -> None:
+    site = Site(area / "x")
+    plain = site.package / "plain.py"
+    plain.unlink()
+    NO_FILES[what](plain)
+    with pytest.raises(FixesError) as caught:
+        site.apply()
+    [problem] = caught.value.problems
+    assert (problem.code, problem.kind) == (ExitCode.MISMATCH, "changed-meanwhile")
+    assert problem.where == str(plain)
+
+
+@pytest.mark.parametrize("name", [journal.NAME, journal.DONE])
+@pytest.mark.parametrize("what", NO_FILES)
+def test_a_journal_that_is_no_file_is_unrecoverable(area: Path, name: str, what: str) -> None:
+    site = Site(area / "x")
+    NO_FILES[what](site.home / name)
+    with pytest.raises(FixesError) as caught:
+        site.apply()
+    [problem] = caught.value.problems
+    assert (problem.code, problem.kind) == (ExitCode.UNRECOVERABLE, "unreadable")
+    assert problem.where == str(site.home / name)
+
+
+@pytest.mark.parametrize("what", ["FIFO", "endless", "circle"])
+def test_a_draft_that_is_no_file_is_written_anew(area: Path, what: str) -> None:
+    path = area / journal.DRAFT
+    NO_FILES[what](path)
+    disk.rewrite(path, b"content")
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"content"
+
+
+def test_what_no_journal_knows_of_is_found(area: Path) -> None:
+    site = Site(area / "x")
+    paths = [change.path for change in site.changes("modify")]
+    assert unclaimed(site.home, paths) == []
+    killed_after_commit(site)
+    left = {path for path in site.site.rglob(".fixes-*") if path.name != journal.NAME}
+    assert len(left) > 4
+    assert unclaimed(site.home, paths) == []  # a journal knows
+    (site.home / journal.NAME).unlink()
+    for name in (".fixes-theirs", f"{STEM}.txt", f"{STEM}x.old", ".fixes-123-0.old"):
+        (site.package / name).touch()
+    found = unclaimed(site.home, paths)
+    assert len(found) == len(set(found))
+    assert set(found) == {path for path in left if path.parent.name != "alone"}
+
+
+def test_what_is_beside_files_elsewhere_may_be_anothers(area: Path) -> None:
+    """A checkout that two environments have installed: a journal in the other may know it."""
+    site = Site(area / "x")
+    checkout = area / "checkout"
+    checkout.mkdir()
+    (checkout / f"{STEM}.old").touch()
+    (site.site / "link").symlink_to(checkout)
+    assert unclaimed(site.home, [checkout / "core.py", site.site / "link" / "core.py"]) == []
+
+
 @pytest.mark.parametrize("name", [journal.NAME, journal.DONE])
 @pytest.mark.parametrize(
     "damage",
@@ -613,15 +1021,16 @@ def test_files_outside_site_packages_are_recovered_too(area: Path) -> None:
     outside.parent.mkdir()
     outside.write_bytes(b"old\n")
     changes = [Change(outside, sha256(b"old\n"), b"new\n")]
+    roots = Roots.of(site.home, {"package:pkg": outside.parent})
 
     def work() -> None:
-        with Transaction(site.home, changes) as transaction:
+        with Transaction(site.home, changes, roots) as transaction:
             transaction.commit()
             kill()
 
     forked(work, 0, kill)
     assert outside.read_bytes() == b"new\n"
-    assert recover(site.home).paths == (outside,)
+    assert recover(site.home, roots).paths == (outside,)
     assert outside.read_bytes() == b"old\n"
     assert os.listdir(outside.parent) == ["core.py"]
 
