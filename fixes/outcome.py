@@ -127,7 +127,7 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
         for file in plan.files
         if file.accepted and file.wanted
     ]
-    if here.odd_version:
+    if here.odd_version and not here.problems:
         report.accepted.append(f"version {here.trees[0].version} for profile {here.lock.profile}")
     return report
 
@@ -149,6 +149,7 @@ def refused(
             report.fixes[place] = replace(line, verdict=against[0])
     report.fixes += lines
     report.changed.clear()
+    report.notes.clear()
     report.digest = plan.digest_now(here.releases)
     return report
 

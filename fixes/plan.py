@@ -318,7 +318,7 @@ def _mismatch(lock: Lock, pinned: PinnedFile, found: Origin) -> Problem:
         f"sha256 {found.now[:12]} is neither the {lock.release} release's ({expected}) "
         "nor one that these fixes make",
         pinned.path,
-        f"{_REINSTALL}; or accept this file by --allow-foreign {pinned.path}",
+        f"{_REINSTALL}; --allow-foreign accepts one file by name if every hunk fits",
     )
 
 
