@@ -98,7 +98,7 @@ DISK: dict[str, tuple[int, Callable[[Place], object]]] = {
     "no fixed file": (1, lambda p: (p.package / "core.py").unlink()),
     "no added file": (0, lambda p: (p.package / "added.py").unlink()),
     "a folder for a file": (
-        6,
+        1,
         lambda p: ((p.package / "added.py").unlink(), (p.package / "added.py").mkdir()),
     ),
     "a file that another fix touches": (0, lambda p: append(p.package / "v1/worker.py")),
