@@ -125,7 +125,7 @@ def test_the_words_of_every_report(copy: Copy, profile: Profile) -> None:
     said(copy.ok(BUNDLE), "already-applied", "nothing to change", "RECORD agrees")
     said(copy.ok("status"), "applied", f"verified to bytes: {count} files hashed")
     said(copy.ok("verify", "--verify", "bytes"), "applied", f"{count} files hashed, RECORD agrees")
-    assert copy.ok("verify", "--quiet") == copy.ok("status").splitlines()[-1] + "\n"
+    assert copy.ok("verify", "--quiet").splitlines()[-1] == copy.ok("status").splitlines()[-1]
     said(copy.ok("revert", "--all"), "reverted", f"changed {count} files: ")
     assert "no fix is in this tree" in copy.fails(1, "verify")
 
@@ -188,10 +188,10 @@ def test_a_flipped_byte_in_any_fixed_file(copy: Copy) -> None:
 
 def test_a_fixed_file_that_is_missing(copy: Copy) -> None:
     path = copy.json(BUNDLE)["changed"][0]
-    (data,) = copy.read([path]).values()
-    (copy.site / path).unlink()
+    aside = copy.site.parent / "aside"
+    (copy.site / path).rename(aside)
     spoilt(copy, 1, "missing", path)
-    (copy.site / path).write_bytes(data)
+    aside.rename(copy.site / path)
     copy.ok("revert", "--all")
 
 
@@ -208,6 +208,39 @@ def test_a_pristine_tree_that_lacks_a_file_or_has_another(copy: Copy) -> None:
         assert (problem["kind"], problem["where"]) == (kind, path)
         assert places.identities(copy.site) == before
     (copy.site / path).write_bytes(data)
+
+
+def test_what_was_written_down_is_lost_or_damaged(copy: Copy) -> None:
+    done = copy.json(BUNDLE)
+    path = done["changed"][0]
+    state, record = copy.info / STATE, copy.info / "RECORD"
+    lines = record.read_bytes()
+    inodes = {name: (copy.site / name).stat().st_ino for name in done["changed"]}
+    assert lines.count(f"\n{path},sha256=".encode()) == 1
+    other = lines.replace(f"{path},sha256=".encode(), f"{path},sha256=0".encode())
+    for file, data, kinds in (
+        (state, None, set()),
+        (state, state.read_bytes()[:-9], {"damaged-state"}),
+        (record, other, {"record"}),
+    ):
+        if data is None:
+            file.unlink()
+        else:
+            file.write_bytes(data)
+        assert {problem["kind"] for problem in copy.json("status")["problems"]} == kinds
+        again = copy.json(BUNDLE)
+        assert (again["exit"], again["digest"], again["changed"]) == (0, done["digest"], [])
+        assert state.exists() and not copy.wrong_in_record(done["changed"])
+        assert copy.json("status")["exit"] == 0
+    assert inodes == {name: (copy.site / name).stat().st_ino for name in done["changed"]}
+    copy.ok("revert", "--all")
+
+
+def test_an_interpreter_without_any_packages(copy: Copy) -> None:
+    bare = {"flags": ("-S", "-I", "-B")}
+    digest = copy.json(BUNDLE, **bare)["digest"]
+    assert digest == copy.json(BUNDLE)["digest"] != ""
+    copy.ok("revert", "--all", **bare)
 
 
 def test_files_that_no_fix_touches_are_no_matter(copy: Copy) -> None:
