@@ -53,6 +53,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code. Never raises and prints no traceback."""
     program = arguments is None
+    _open_standard_descriptors()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
@@ -72,6 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The verdict stands: a program that only has to exit is not to be stopped any more.
         signal.signal(number, signal.SIG_IGN if program else handler)
     return code
+
+
+def _open_standard_descriptors() -> None:
+    """Where one of them is closed, no file of a tree shall get its number: others print to it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
