@@ -19,6 +19,7 @@ from typing import Any
 
 from fixes import __version__, catalogue, distribution, environment, tree
 from fixes.digest import of_fixes, of_surroundings, sha256, unseal
+from fixes.disk import read_file
 from fixes.environment import Environment
 from fixes.errors import FixesError
 from fixes.record import matches
@@ -39,7 +40,7 @@ def answer(options: argparse.Namespace) -> dict[str, Any] | None:
         pythonpath = os.environ.get("PYTHONPATH", "")
         if tree.shadowing(found, environment.working_directory(), pythonpath):
             return None
-        state = unseal(found.state.read_bytes())
+        state = unseal(read_file(found.state))
         told: dict[str, Any] = state["answer"]
         level = state["verified"]["level"]
         asked = options.verify or LEVELS[-1]
@@ -56,7 +57,15 @@ def answer(options: argparse.Namespace) -> dict[str, Any] | None:
             return None
         # The tree may have been copied, or be mounted, elsewhere.
         return {**report, "trees": [{**report["trees"][0], "path": str(found.site)}]}
-    except (FixesError, OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (
+        FixesError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         return None
 
 
@@ -98,12 +107,12 @@ def _same(found: Tree, env: Environment, state: dict[str, Any], lock: dict[str, 
         name.startswith(LEFTOVER) for name in os.listdir(found.home)
     ):
         return False
-    record = found.state_record.read_bytes()
+    record = read_file(found.state_record, distribution.RECORD_LIMIT)
     fixed = []
     for entry in state["files"]:
         path = entry["path"]
         pinned = lock["files"][path]
-        data = tree.resolve(found, path).read_bytes()
+        data = read_file(tree.resolve(found, path))
         post = sha256(data)
         known = {"pre": entry["pre"], "fixes": entry["fixes"], "post": post}
         if entry["post"] != post or known not in pinned["post"]:
@@ -142,4 +151,4 @@ def _covers(state: dict[str, Any], lock: dict[str, Any], names: list[str]) -> bo
 
 def _pristine(path: Path, known: dict[str, Any]) -> bool:
     """Whether a file holds a pre-image; one that a fix would add has none and is not there."""
-    return sha256(path.read_bytes()) in known if known else not os.path.lexists(path)
+    return sha256(read_file(path)) in known if known else not os.path.lexists(path)
