@@ -77,7 +77,8 @@ def of(executable: str) -> Environment:
     except subprocess.TimeoutExpired as error:
         raise _failure("python-failed", path, f"no answer in {TIMEOUT:.0f} s") from error
     lines = done.stdout.decode("utf-8", "replace").splitlines()
-    answers = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
+    # Behind whatever a start-up file printed without ending its line.
+    answers = [line.partition(_MARK)[2] for line in lines if _MARK in line]
     if done.returncode or not answers:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         what = f"ended with {done.returncode} and said nothing of a Python's search path"

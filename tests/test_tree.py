@@ -566,6 +566,11 @@ def test_what_a_sitecustomize_prints_is_no_answer(tmp_path: Path) -> None:
     text = "import atexit\nprint('hello')\natexit.register(print, 'bye')\n"
     (installs.site(python) / "sitecustomize.py").write_text(text)
     assert environment.of(str(python)).paths
+    site = installs.site(python)
+    (site / "zz_prints.pth").write_text(
+        "import sys; sys.stdout.write('noise'); sys.stdout.flush()\n"
+    )
+    assert environment.of(str(python)).paths
 
 
 CURRENT = """
