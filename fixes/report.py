@@ -73,7 +73,8 @@ def text(document: Document, colour: bool) -> str:
     changed = document["changed"]
     if changed:
         would = "would change" if document["dry_run"] else "changed"
-        lines.append(f"{would} {len(changed)} files: {', '.join(changed)}")
+        count = "1 file" if len(changed) == 1 else f"{len(changed)} files"
+        lines.append(f"{would} {count}: {', '.join(changed)}")
     elif document["verb"] in ("apply", "revert") and not document["problems"]:
         lines.append("nothing to change")
     if document["verification"]:

@@ -115,6 +115,9 @@ def _live(here: Session, executable: str, plan: Plan, level: Level) -> Verificat
         for module, found in answer["modules"].items()
         for what in found
     ]
+    if problems:
+        hint = "is this the interpreter that runs vLLM? if it cannot be, ask for --verify bytes"
+        problems[0] = problems[0]._replace(hint=hint)
     unproven = {}
     for fix, probe in probes if not problems else ():
         given = answer["probes"][fix.id]

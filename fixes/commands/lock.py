@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         import fixes.authoring.resolve  # noqa: F401
     except ImportError as error:
-        what, hint = f"needs the package {error.name}", "pip install 'vllm-fixes[maintain]'"
+        what, hint = f"needs the package {error.name}", "from a checkout: pip install '.[maintain]'"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, "lock", hint)) from None
     authored = catalogue.find(options.profiles)
     if authored.zipped:

@@ -32,6 +32,8 @@ def run(options: argparse.Namespace) -> int:
         known = {fix for lock in locks for fix in lock.fixes}
         near = get_close_matches(options.name, sorted(known), 1)
         hint = f"did you mean {near[0]}?" if near else "`vllm-fixes list` shows all"
+        if any(options.name in lock.bundles for lock in locks):
+            hint = "it is a bundle; `vllm-fixes list` shows its members"
         what = f"no fix {options.name}"
         raise FixesError(Problem(ExitCode.USAGE, "unknown-fix", what, hint=hint))
     if options.json:
