@@ -117,7 +117,11 @@ def venv(version: str) -> Path:
 
     def check() -> bool:
         record = owned[1] / "RECORD"
-        return record.exists() and all(_as_recorded(packages, row) for row in _rows(record))
+        # The scripts outside name the environment's folder, which is moved when it is made.
+        rows = (
+            [row for row in _rows(record) if not row[0].startswith("..")] if record.exists() else []
+        )
+        return bool(rows) and all(_as_recorded(packages, row) for row in rows)
 
     def make(aside: Path) -> None:
         _run(*_uv(), "venv", "--quiet", "-p", PYTHON, aside)
