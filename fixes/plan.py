@@ -15,7 +15,7 @@ from fixes.digest import of_fixes, sha256
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Fix, Lock, Need, PinnedFile
 from fixes.origin import FileVerdict, Origin, paths_of
-from fixes.state import DamagedStateError, FixedFile, State
+from fixes.state import DamagedStateError, State
 
 
 @dataclass(frozen=True)
@@ -320,8 +320,3 @@ def _mismatch(lock: Lock, pinned: PinnedFile, found: Origin) -> Problem:
         pinned.path,
         f"{_REINSTALL}; --allow-foreign accepts one file by name if every hunk fits",
     )
-
-
-def recorded_file(file: FilePlan, record: str | None, packed: str) -> FixedFile:
-    """The state's entry for a file of a plan that has been carried out."""
-    return FixedFile(file.path, file.pre, file.post, file.wanted, record, packed)
