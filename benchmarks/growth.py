@@ -79,8 +79,8 @@ def make(size: int, root: Path) -> None:
         )
         text = "made up"
         fixes[name] = Fix(
-            name, text, text, text, (), ("0.30.0",), "", ("vllm",), (), (), text, text, False,
-            Need.OFFERED, "", (step,), (), Probe(sources[2], "behaviour"),
+            name, text, text, text, text, text, (), (), ("0.30.0",), "", ("vllm",), (), (), text,
+            text, False, Need.OFFERED, "", (step,), (), Probe(sources[2], "behaviour", text),
         )  # fmt: skip
     files = {}
     for file, name in enumerate(names):

@@ -142,6 +142,29 @@ class Table:
                 good.append(value)
         return tuple(good)
 
+    def groups(self, key: str) -> tuple[tuple[str, ...], ...]:
+        """A list of groups of strings; a string stands for a group of one."""
+        found: list[tuple[str, ...]] = []
+        for index, value in enumerate(self.array(key)):
+            place = f"{key}[{index}]"
+            group = {place: value}
+            if type(value) is list and value:
+                group = {f"{place}[{at}]": text for at, text in enumerate(value)}
+            for name, text in group.items():
+                if type(text) is not str or not text.strip():
+                    self.fail(name, "expected a string, not empty")
+            found.append(tuple(str(text) for text in group.values()))
+        return tuple(found)
+
+    def pattern(self, key: str) -> str:
+        """A regular expression, not empty."""
+        value = self.text(key)
+        try:
+            re.compile(value)
+        except re.error as error:
+            self.fail(key, f"is no regular expression: {error}")
+        return value
+
     def array(self, key: str, default: list[object] | None = None) -> list[object]:
         """A list of anything."""
         return self.take(key, list, "a list", default, [])

@@ -57,24 +57,32 @@ class Reach(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The program that shows the fault or its absence. ``cannot_tell``: condition ids."""
+    """The program that shows the fault or its absence. ``cannot_tell``: condition ids.
+
+    ``finds`` is a regular expression for what it says of the fault, and of nothing else.
+    """
 
     source: str
     evidence: str
+    finds: str
     cannot_tell: tuple[str, ...] = ()
 
 
 class Fix(NamedTuple):
     """One fault removed, as this release needs it.
 
-    ``pristine_probe`` is what the probe said of the fault on the pristine reference wheel
-    when the lock was made: one of PRISTINE_PROBE.
+    ``log`` are signs of the fault in a server's log: groups of substrings that must all occur,
+    each of them within one line. ``pristine_probe`` is what the probe said of the fault on the
+    pristine reference wheel when the lock was made: one of PRISTINE_PROBE.
     """
 
     id: str
     title: str
     symptom: str
     cause: str
+    affects: str
+    workaround: str
+    log: tuple[tuple[str, ...], ...]
     threads: tuple[str, ...]
     releases: tuple[str, ...]
     removed_in: str

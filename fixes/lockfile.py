@@ -160,6 +160,9 @@ class _Reader:
             title=table.text("title"),
             symptom=table.text("symptom"),
             cause=table.text("cause"),
+            affects=table.text("affects"),
+            workaround=table.text("workaround"),
+            log=table.groups("log"),
             threads=table.strings("threads"),
             releases=table.strings("releases"),
             removed_in=table.string("removed_in"),
@@ -252,6 +255,7 @@ class _Reader:
         probe = Probe(
             source=self._source(table, fix),
             evidence=table.choice("evidence", EVIDENCE),
+            finds=table.pattern("finds"),
             cannot_tell=table.strings("cannot_tell"),
         )
         table.close()

@@ -228,6 +228,9 @@ def _about(name: str, fix: Fix) -> dict[str, str]:
         "title": f"What {name} is about",
         "symptom": "it does not work",
         "cause": "a mistake",
+        "affects": "everybody",
+        "workaround": "none",
+        "log": [],
         "releases": ["0.30.0"] if "steps" in fix.entry else [],
         "threads": [],
         "targets": ["vllm"],
@@ -237,7 +240,13 @@ def _about(name: str, fix: Fix) -> dict[str, str]:
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in about.items()]
     told = ", ".join(f"{key} = {json.dumps(text)}" for key, text in fix.cannot_tell.items())
-    lines += ["[probe]", 'evidence = "behaviour"', f"cannot_tell = {{ {told} }}", fix.reach]
+    lines += [
+        "[probe]",
+        'evidence = "behaviour"',
+        'finds = ".*"',
+        f"cannot_tell = {{ {told} }}",
+        fix.reach,
+    ]
     return {"fix.toml": "\n".join(lines)}
 
 

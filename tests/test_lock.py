@@ -35,6 +35,9 @@ def fix(name: str, steps: tuple[Step, ...] = (), **more: object) -> Fix:
         "title": "Title",
         "symptom": "Symptom",
         "cause": "Cause",
+        "affects": "Everybody",
+        "workaround": "None",
+        "log": (("KeyError: 'cmpl-",), ("AssertionError", "Worker_PP1")),
         "threads": ("a/b#1",),
         "releases": ("1.0",),
         "removed_in": "",
@@ -46,7 +49,7 @@ def fix(name: str, steps: tuple[Step, ...] = (), **more: object) -> Fix:
         "wire": False,
         "need": Need.OFFERED,
         "why": "",
-        "probe": Probe(f"patches/{name}/probe.py", "behaviour", ("no-gloo",)),
+        "probe": Probe(f"patches/{name}/probe.py", "behaviour", "hangs|dies", ("no-gloo",)),
     }
     return Fix(id=name, steps=steps, **{**about, **more})
 

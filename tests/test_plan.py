@@ -27,6 +27,9 @@ def fix(name: str, *changes: FileChange, **more: object) -> Fix:
         "title": name,
         "symptom": "",
         "cause": "",
+        "affects": "",
+        "workaround": "",
+        "log": (),
         "threads": (),
         "releases": (),
         "removed_in": "",
@@ -39,7 +42,7 @@ def fix(name: str, *changes: FileChange, **more: object) -> Fix:
         "need": Need.OFFERED,
         "why": "",
         "steps": (Step("diff", f"patches/{name}/x.patch", changes),),
-        "probe": Probe(f"patches/{name}/probe.py", "behaviour"),
+        "probe": Probe(f"patches/{name}/probe.py", "behaviour", "fault"),
         **more,
     }
     return Fix(id=name, **facts)  # type: ignore[arg-type]

@@ -33,6 +33,9 @@ id = "pp-one"
 title = "Title"
 symptom = "What an operator sees"
 cause = "Why"
+affects = "Who"
+workaround = "None"
+log = ["KeyError: 'cmpl-", ["Worker_PP1", "AssertionError"]]
 releases = ["0.26.0", "0.30.0"]
 removed_in = "0.31.0"
 threads = ["vllm-project/vllm#50960"]
@@ -44,6 +47,7 @@ drop_when = "Merged"
 wire = true
 [probe]
 evidence = "behaviour"
+finds = "hangs|dies"
 cannot_tell = { "no-gloo" = "torch was built without gloo" }
 [[reach]]
 module = "vllm.v1.worker.cpu_model_runner"
@@ -160,6 +164,9 @@ def test_a_fix():
         title="Title",
         symptom="What an operator sees",
         cause="Why",
+        affects="Who",
+        workaround="None",
+        log=(("KeyError: 'cmpl-",), ("Worker_PP1", "AssertionError")),
         releases=("0.26.0", "0.30.0"),
         removed_in="0.31.0",
         threads=("vllm-project/vllm#50960",),
@@ -170,6 +177,7 @@ def test_a_fix():
         drop_when="Merged",
         wire=True,
         evidence="behaviour",
+        finds="hangs|dies",
         cannot_tell={"no-gloo": "torch was built without gloo"},
         reach=(Reach("vllm.v1.worker.cpu_model_runner", ("CPUModelRunner.load_model",)),),
     )
@@ -195,6 +203,10 @@ def test_every_key_of_a_fix_is_typed(key):
         ('id = "pp-one"', 'id = "pp-two"', "id: bad-fix: is 'pp-two', but the folder is 'pp-one'"),
         ('title = "Title"', 'title = ""', "title: bad-fix: is empty"),
         ('symptom = "What an operator sees"', "", "symptom: bad-fix: missing"),
+        ('["Worker_PP1", ', '["a", ', "log[1]: bad-fix: 'a' is too short to be a sign"),
+        ('["Worker_PP1", ', '[" Worker_PP1", ', "' Worker_PP1' is not a part of one line"),
+        ('["Worker_PP1", ', "[1, ", "log[1][0]: bad-fix: expected a string, not empty"),
+        ("hangs|dies", "hangs|(dies", "probe.finds: bad-fix: is no regular expression: missing )"),
         ('"0.26.0", ', '"any", ', "releases[0]: bad-fix: 'any' is no version"),
         ('removed_in = "0.31.0"', 'removed_in = "0.30.0"', "is one of the releases that carry"),
         ("vllm-project/vllm#50960", "#50960", "threads: bad-fix: '#50960' is not of the form"),

@@ -271,7 +271,9 @@ class Claims:
         place.write_text(probe)
         hunk = Hunk(1, CORE, post)
         steps = (Step("diff", "x.patch", (FileChange("package", "package/core.py", (hunk,)),)),)
-        texts = dict.fromkeys(("title", "symptom", "cause", "removed_in", "risk", "why"), "")
+        texts = dict.fromkeys(
+            ("title", "symptom", "cause", "affects", "workaround", "removed_in"), ""
+        )
         lists = dict.fromkeys(("threads", "releases", "targets", "requires", "conflicts"), ())
         self.fixes[name] = Fix(
             **{
@@ -279,10 +281,13 @@ class Claims:
                 **lists,
                 "id": name,
                 "drop_when": "",
+                "risk": "",
+                "why": "",
+                "log": (),
                 "wire": False,
                 "need": Need.OFFERED if post else Need.UPSTREAM,
                 "steps": steps if post else (),
-                "probe": Probe(source, "behaviour"),
+                "probe": Probe(source, "behaviour", ".*"),
                 **about,
             }  # type: ignore[arg-type]
         )

@@ -136,6 +136,9 @@ class Workshop:
             "title": "Title",
             "symptom": "S",
             "cause": "C",
+            "affects": "A",
+            "workaround": "W",
+            "log": [],
             "releases": [] if entry else ["1.0"],
             "threads": [],
             "targets": ["vllm"],
@@ -145,7 +148,9 @@ class Workshop:
         lines = [f"{key} = {json.dumps(value)}" for key, value in about.items()]
         keys = {line.partition(" =")[0] for line in extra.splitlines()}
         lines = [line for line in lines if line.partition(" =")[0] not in keys]
-        text = "\n".join([*lines, extra.partition("[[")[0], '[probe]\nevidence = "behaviour"'])
+        text = "\n".join(
+            [*lines, extra.partition("[[")[0], '[probe]\nevidence = "behaviour"\nfinds = ".*"']
+        )
         text += "\n" + "".join(extra.partition("[[")[1:])
         for file, content in {"fix.toml": text, "probe.py": PROBE, **written}.items():
             self.write(f"patches/{name}/{file}", content)

@@ -13,6 +13,8 @@ from fixes.lock import EVIDENCE, Reach
 from fixes.lockfile import NAME
 
 KIND = "bad-fix"
+#: A shorter part of a log line is found in too many of them.
+SIGN = 8
 _THREAD = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
 
@@ -21,7 +23,8 @@ class FixFile:
     """The content of a fix.toml.
 
     ``releases`` carry the fault, as far as known; ``removed_in`` is the upstream release that
-    no longer has it, or empty. ``cannot_tell`` maps a condition's id to what it means.
+    no longer has it, or empty. ``log`` and ``finds`` are as in the lock. ``cannot_tell`` maps a
+    condition's id to what it means.
     ``reach`` are names that callers use, beyond those that the steps change.
     """
 
@@ -29,6 +32,9 @@ class FixFile:
     title: str
     symptom: str
     cause: str
+    affects: str
+    workaround: str
+    log: tuple[tuple[str, ...], ...]
     releases: tuple[str, ...]
     removed_in: str
     threads: tuple[str, ...]
@@ -39,6 +45,7 @@ class FixFile:
     drop_when: str
     wire: bool
     evidence: str
+    finds: str
     cannot_tell: dict[str, str]
     reach: tuple[Reach, ...]
 
@@ -56,6 +63,9 @@ def parse(data: bytes, where: str, folder: str) -> FixFile:
         title=root.text("title"),
         symptom=root.text("symptom"),
         cause=root.text("cause"),
+        affects=root.text("affects"),
+        workaround=root.text("workaround"),
+        log=_log(root),
         releases=versions(root, "releases"),
         removed_in=version(root, "removed_in", ""),
         threads=root.strings("threads"),
@@ -66,6 +76,7 @@ def parse(data: bytes, where: str, folder: str) -> FixFile:
         drop_when=root.text("drop_when"),
         wire=root.flag("wire", False),
         evidence=probe.choice("evidence", EVIDENCE),
+        finds=probe.pattern("finds"),
         cannot_tell=probe.mapping("cannot_tell", {}),
         reach=tuple(_reach(table) for table in root.tables("reach", [])),
     )
@@ -90,6 +101,18 @@ def parse(data: bytes, where: str, folder: str) -> FixFile:
     root.close()
     document.close()
     return fix
+
+
+def _log(root: Table) -> tuple[tuple[str, ...], ...]:
+    """Signs of the fault; one that is a single substring may stand without brackets."""
+    groups = root.groups("log")
+    for index, group in enumerate(groups):
+        for sign in group:
+            if sign != sign.strip() or "\n" in sign:
+                root.fail(f"log[{index}]", f"{sign!r} is not a part of one line")
+            elif len(sign) < SIGN:
+                root.fail(f"log[{index}]", f"{sign!r} is too short to be a sign of anything")
+    return groups
 
 
 def _reach(table: Table) -> Reach:

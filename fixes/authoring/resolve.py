@@ -66,6 +66,9 @@ def _fix(authored: Authored, name: str, steps: tuple[Step, ...], reach: tuple[Re
         title=about.title,
         symptom=about.symptom,
         cause=about.cause,
+        affects=about.affects,
+        workaround=about.workaround,
+        log=about.log,
         threads=about.threads,
         releases=about.releases,
         removed_in=about.removed_in,
@@ -79,7 +82,9 @@ def _fix(authored: Authored, name: str, steps: tuple[Step, ...], reach: tuple[Re
         why=entry.why,
         steps=steps,
         reach=reach,
-        probe=Probe(f"patches/{name}/probe.py", about.evidence, tuple(about.cannot_tell)),
+        probe=Probe(
+            f"patches/{name}/probe.py", about.evidence, about.finds, tuple(about.cannot_tell)
+        ),
     )
 
 
