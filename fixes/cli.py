@@ -22,6 +22,7 @@ VERBS = {
     "revert": ("revert", "take fixes out again, byte for byte"),
     "list": ("listing", "list the fixes and bundles of a profile"),
     "show": ("show", "show everything known about one fix"),
+    "explain": ("explain", "find the fixes for what a server's log shows"),
     "diff": ("diff", "print what apply would change, as a unified diff"),
     "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
 }

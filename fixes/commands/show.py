@@ -52,6 +52,9 @@ def _document(lock: Lock, fix: Fix) -> dict[str, object]:
         "title": fix.title,
         "symptom": fix.symptom,
         "cause": fix.cause,
+        "affects": fix.affects,
+        "workaround": fix.workaround,
+        "log": [list(signs) for signs in fix.log],
         "threads": list(fix.threads),
         "releases": list(fix.releases),
         "removed_in": fix.removed_in,
@@ -72,11 +75,38 @@ def _document(lock: Lock, fix: Fix) -> dict[str, object]:
     }
 
 
+def _wrapped(text: str) -> list[str]:
+    """Paragraphs as indented lines that fit a terminal."""
+    import textwrap
+
+    lines: list[str] = []
+    for paragraph in text.strip().split("\n\n"):
+        lines += textwrap.wrap(
+            paragraph,
+            96,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
 def _text(having: list[Lock], name: str) -> str:
     fix = having[0].fixes[name]
     lines = [f"{fix.id}: {fix.title}", ""]
-    for label, text in (("Symptom", fix.symptom), ("Cause", fix.cause), ("Risk", fix.risk)):
-        lines += [f"{label}:", *(f"  {line}" for line in text.strip().splitlines()), ""]
+    told = {
+        "Symptom": fix.symptom,
+        "Cause": fix.cause,
+        "Who is hit": fix.affects,
+        "Without the fix": fix.workaround,
+        "Risk": fix.risk,
+        "Drop when": fix.drop_when,
+    }
+    for label, text in told.items():
+        lines += [f"{label}:", *_wrapped(text), ""]
+    if fix.log:
+        lines += ["In a log:", *(f"  {' ... '.join(signs)}" for signs in fix.log), ""]
     facts = {
         "Threads": ", ".join(fix.threads) or "none found",
         "Releases with the fault": ", ".join(fix.releases),
@@ -87,7 +117,6 @@ def _text(having: list[Lock], name: str) -> str:
         "Targets": ", ".join(fix.targets),
         "Evidence": fix.probe.evidence if fix.probe else "",
         "The probe cannot tell": ", ".join(fix.probe.cannot_tell) if fix.probe else "",
-        "Drop when": fix.drop_when,
     }
     lines += [f"{label}: {text}" for label, text in facts.items() if text]
     for lock in having:

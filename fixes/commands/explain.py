@@ -1,0 +1,110 @@
+"""``explain LOGFILE``: which fixes are for what a server's log shows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from fixes import catalogue, report, signs
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.lock import Lock, Need
+from fixes.signs import Signs
+
+_WIDTH = 160
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    from fixes.cli import filled, folder
+
+    parser.add_argument("logs", nargs="+", metavar="LOGFILE", help="logs of one replica; - reads")
+    parser.add_argument("--profile", type=filled, help="a profile; default: the log's release")
+    parser.add_argument("--profiles", type=folder, metavar="DIR", help="another folder of profiles")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search the logs, taken together, without looking at any tree.
+
+    MISMATCH where no fix is known for what they show; USAGE for a file that is not there.
+    """
+    source = catalogue.find(options.profiles)
+    names = [options.profile] if options.profile else source.profiles()
+    locks = [source.lock(name) for name in names]
+    wanted = {fix.id: fix.log for lock in locks for fix in lock.fixes.values()}
+    found = signs.search(_lines(options.logs), wanted)
+    if not options.profile:
+        locks = [lock for lock in locks if lock.release in _public(found.releases)] or locks
+    if options.json:
+        report.emit(json.dumps(_document(found, locks), indent=2) + "\n")
+    else:
+        report.emit(_text(found, locks))
+    return ExitCode.OK if found.faults else ExitCode.MISMATCH
+
+
+def _lines(names: Sequence[str]) -> Iterator[str]:
+    """The lines of all files, whatever bytes they hold."""
+    for name in names:
+        try:
+            stream = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115
+            with stream:
+                for line in stream:
+                    yield line.decode("utf-8", "replace")
+        except (OSError, ValueError) as error:
+            what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise FixesError(Problem(ExitCode.USAGE, "unreadable", what, name)) from None
+
+
+def _public(releases: Sequence[str]) -> set[str]:
+    """Releases without what a build adds: ``0.30.0`` of ``0.30.0+cpu`` and ``0.30.0.post1``."""
+    return {release.partition("+")[0].partition(".post")[0] for release in releases}
+
+
+def _needs(fix: str, locks: Sequence[Lock]) -> dict[str, tuple[Need, str]]:
+    having = ((lock.profile, lock.fixes.get(fix)) for lock in locks)
+    return {profile: (found.need, found.why) for profile, found in having if found}
+
+
+def _title(fix: str, locks: Sequence[Lock]) -> str:
+    return next((lock.fixes[fix].title for lock in locks if fix in lock.fixes), "")
+
+
+def _document(found: Signs, locks: Sequence[Lock]) -> dict[str, object]:
+    return {
+        "lines": found.lines,
+        "releases": list(found.releases),
+        "fixes": [
+            {
+                "id": fix,
+                "title": _title(fix, locks),
+                "lines": [{"line": line, "text": text} for line, text in where],
+                "profiles": {
+                    profile: {"need": need.value, "why": why}
+                    for profile, (need, why) in _needs(fix, locks).items()
+                },
+            }
+            for fix, where in found.faults.items()
+        ],
+    }
+
+
+def _text(found: Signs, locks: Sequence[Lock]) -> str:
+    named = f" of vLLM {', '.join(found.releases)}" if found.releases else ""
+    lines = [f"{found.lines} lines{named}"]
+    for fix, where in found.faults.items():
+        lines += ["", f"{fix}: {_title(fix, locks)}"]
+        lines += [f"  line {line}: {text[:_WIDTH]}" for line, text in where]
+        offered = []
+        for profile, (need, why) in _needs(fix, locks).items():
+            if need is Need.OFFERED:
+                offered.append(profile)
+            else:
+                lines.append(f"  {need.value} in {profile}: {' '.join(why.split())}")
+        if offered:
+            lines.append(f"  offered in {', '.join(offered)}; `vllm-fixes show {fix}` says more")
+    if not found.faults:
+        lines.append("No fix here has a symptom that this log shows: we do not know this fault.")
+        lines.append("Faults that log nothing, as wrong text, cannot be found in this way.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,57 @@
+"""Signs of faults in a server's log: which fixes' literal substrings occur in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+#: Select Graphic Rendition of ECMA-48: vLLM colours its prefixes on a terminal.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: How a server, an engine and a headless node name their release (0.26.0 to 0.33.0).
+_RELEASE = re.compile(
+    r"(?:V1 LLM engine|Launching vLLM) \(v([^)\s]+)\)|vLLM server version ([^,\s]+)"
+)
+
+
+class Found(NamedTuple):
+    """A line that holds a substring; ``line`` counts from 1."""
+
+    line: int
+    text: str
+
+
+class Signs(NamedTuple):
+    """What a log holds: ``faults`` by fix, the first group of signs that occurs completely;
+    ``releases`` of vLLM, as the log names them; and how many ``lines`` there were.
+    """
+
+    faults: dict[str, tuple[Found, ...]]
+    releases: tuple[str, ...]
+    lines: int
+
+
+def search(lines: Iterable[str], wanted: Mapping[str, Collection[tuple[str, ...]]]) -> Signs:
+    """Look for the ``wanted`` groups of substrings of each fix, in one pass.
+
+    A group occurs when each of its substrings is in some line; where it occurs several times
+    the first line is told.
+    """
+    missing = {sign for groups in wanted.values() for group in groups for sign in group}
+    first: dict[str, Found] = {}
+    releases: dict[str, None] = {}
+    number = 0
+    for number, raw in enumerate(lines, 1):
+        line = _COLOUR.sub("", raw).strip()
+        if named := _RELEASE.search(line):
+            releases[named[1] or named[2]] = None
+        for sign in [sign for sign in missing if sign in line]:
+            first[sign] = Found(number, line)
+            missing.remove(sign)
+    faults = {}
+    for fix, groups in wanted.items():
+        for group in groups:
+            if all(sign in first for sign in group):
+                faults[fix] = tuple(sorted({first[sign] for sign in group}))
+                break
+    return Signs(faults, tuple(releases), number)
