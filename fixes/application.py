@@ -54,7 +54,12 @@ def run(options: argparse.Namespace) -> Report:
 def planned(here: Session, found: Look, chosen: Selection, options: argparse.Namespace) -> Plan:
     """The plan for a look at the disk. Raises RefusedError with every problem that it has."""
     plan = make(
-        here.lock, chosen.fixes, found.seen, found.state, foreign_allowed=options.allow_foreign
+        here.lock,
+        chosen.fixes,
+        found.seen,
+        found.state,
+        foreign_allowed=options.allow_foreign,
+        scope_locked=here.scope_locked(options),
     )
     problems = [
         *here.problems,

@@ -152,6 +152,11 @@ def common_arguments(parser: argparse.ArgumentParser, names: str, level: str | N
         metavar="PATH",
         help="accept the bytes of this one file if every hunk still matches in one place",
     )
+    add(
+        "--scope-lock",
+        action="store_true",
+        help="accept other bytes where all that the fixes rely on is the same syntax",
+    )
     add("--expect-digest", type=filled, metavar="D", help="fail before writing if it differs")
     add("--dry-run", action="store_true", help="plan and report, write nothing")
     add("--json", action="store_true", help="print one JSON document")

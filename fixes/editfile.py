@@ -13,6 +13,7 @@ from fixes.syntax import parse
 _KEYS = {
     **dict.fromkeys(("file", "op", "scope", "anchor", "new", "after", "name", "source"), str),
     "count": int,
+    "relies": list,
 }
 
 
@@ -87,6 +88,7 @@ class _Reader:
             return Edit("", "")
         needs = NEEDS[str(op)] | {"file"}
         known = needs | MAY.get(str(op), set()) | {"op"}
+        known |= {"relies"} if op != "add-file" else set()
         known |= {"source"} if op == "add-file" else set()
         known |= {"name"} if shared is not None else set()
         for key in row.keys() - known:
@@ -100,7 +102,11 @@ class _Reader:
                 self.wrong(f"{where}.{key}", f"{op} needs it")
         if len(self.problems) > before:
             return Edit("", "")
-        edit = Edit(**values)  # type: ignore[arg-type]
+        relies = values.pop("relies", [])
+        if not isinstance(relies, list) or not all(map(_is_name, relies)):
+            self.wrong(f"{where}.relies", "must be a list of qualified names")
+            return Edit("", "")
+        edit = Edit(**values, relies=tuple(relies))  # type: ignore[arg-type]
         self._check_values(edit, where)
         return edit
 
@@ -132,3 +138,7 @@ class _Reader:
                     self.wrong(f"{where}.{key}", "holds no statement")
             except (SyntaxError, UnicodeEncodeError) as error:
                 self.wrong(f"{where}.{key}", f"is not Python: {error}")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and all(part.isidentifier() for part in value.split("."))

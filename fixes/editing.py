@@ -81,7 +81,7 @@ def _apply(data: bytes | None, group: Sequence[tuple[int, Edit]]) -> Resolution:
         if len(group) > 1:
             raise EditError("invalid", f"{first.file} is added and edited", group[1][0])
         content = first.new.encode()
-        return Resolution(content, ((0, 0, content),), took)
+        return Resolution(content, ((0, 0, content),), took, (first,))
     if data is None:
         raise EditError("drifted", f"{first.file} is not there", index)
     try:
@@ -101,4 +101,4 @@ def _apply(data: bytes | None, group: Sequence[tuple[int, Edit]]) -> Resolution:
             errors.append(error)
     if errors:
         raise EditError(errors[0].kind, errors[0].message, errors[0].index, tuple(errors[1:]))
-    return replace(plan.finish(), took=took)
+    return replace(plan.finish(), took=took, edits=tuple(edit for _, edit in group))

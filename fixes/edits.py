@@ -22,9 +22,10 @@ MAY = {op: {"scope", "count"} for op in _ANCHORED} | {"add-method": {"after"}}
 class Edit:
     """One ``[[edit]]`` of an edit.toml, or one of its alternatives.
 
-    ``scope`` is a qualified name, empty for the module. An expression as ``anchor`` matches
-    where it is assigned to as well. An edit with ``alternatives`` holds
-    nothing else of use: each of them is whole.
+    ``scope`` is a qualified name, empty for the module. ``relies`` are names of functions and
+    classes in the file that the new source calls or inherits from. An expression as ``anchor``
+    matches where it is assigned to as well. An edit with ``alternatives`` holds nothing else of
+    use: each of them is whole.
     """
 
     file: str
@@ -34,6 +35,7 @@ class Edit:
     new: str = ""
     count: int = 1
     after: str = ""
+    relies: tuple[str, ...] = ()
     name: str = ""
     alternatives: tuple[Edit, ...] = ()
 
@@ -59,9 +61,11 @@ class Resolution:
     """What edits make of one file.
 
     ``replacements`` are (start, end, new bytes) on the original bytes, sorted and disjoint;
-    ``took`` names the alternatives that were taken, in the order of the edits.
+    ``took`` names the alternatives that were taken, in the order of the edits; ``edits`` are
+    the edits themselves, without those not taken.
     """
 
     data: bytes
     replacements: tuple[tuple[int, int, bytes], ...]
     took: tuple[str, ...] = ()
+    edits: tuple[Edit, ...] = ()

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fixes.hunks import Hunk
+
+if TYPE_CHECKING:
+    from fixes.edits import Edit
 
 FORMAT = 1
 
@@ -31,13 +34,34 @@ class Need(str, Enum):
     NOT_NEEDED = "not-needed"
 
 
+#: What of a definition is pinned: all of it; what callers of a function must know; what a
+#: class inherits; a class but for the functions and classes in it.
+PARTS = ("whole", "signature", "bases", "header")
+
+
+class Scope(NamedTuple):
+    """A part of the definition with a qualified name, by its canonical syntax's sha256."""
+
+    name: str
+    part: str
+    sha256: str
+
+
 class FileChange(NamedTuple):
-    """What one step does to one file: hunks, or the content of a file that it adds."""
+    """What one step does to one file: hunks, or the content of a file that it adds.
+
+    ``edits`` are the source-level edits that the hunks were made from, ``scopes`` what they
+    rely on: where both are there, a file of other bytes in which all scopes are the same
+    syntax can be accepted, and is edited instead. A target without a published wheel has
+    no hunks at all.
+    """
 
     target: str
     path: str
     hunks: tuple[Hunk, ...]
     content: bytes | None = None
+    edits: tuple[Edit, ...] = ()
+    scopes: tuple[Scope, ...] = ()
 
 
 class Step(NamedTuple):

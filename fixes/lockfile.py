@@ -13,12 +13,14 @@ import re
 from typing import NamedTuple
 
 from fixes import paths
+from fixes.edits import NEEDS, Edit
 from fixes.errors import FixesError
 from fixes.fields import Document, Table
 from fixes.hunks import Hunk
 from fixes.lock import (
     EVIDENCE,
     FORMAT,
+    PARTS,
     PRISTINE_PROBE,
     Bundle,
     FileChange,
@@ -29,6 +31,7 @@ from fixes.lock import (
     Platform,
     Probe,
     Reach,
+    Scope,
     Step,
 )
 
@@ -219,8 +222,35 @@ class _Reader:
             change = FileChange(target, path, (), table.data("content"))
         else:
             change = FileChange(target, path, self._hunks(table))
+        edits = tuple(self._edit(path, edit) for edit in table.tables("edits", []))
+        scopes = tuple(self._scope(scope) for scope in table.tables("scopes", []))
         table.close()
-        return change
+        return change._replace(edits=edits, scopes=scopes)
+
+    @staticmethod
+    def _edit(path: str, table: Table) -> Edit:
+        edit = Edit(
+            file=path,
+            op=table.choice("op", NEEDS),
+            scope=table.string("scope", ""),
+            anchor=table.string("anchor", ""),
+            new=table.string("new", ""),
+            count=table.number("count", 1),
+            after=table.string("after", ""),
+            name=table.string("name", ""),
+            relies=table.strings("relies", ()),
+        )
+        for key in sorted(NEEDS.get(edit.op, set()) - {"file"}):
+            if key not in table:
+                table.fail(key, "missing")
+        table.close()
+        return edit
+
+    @staticmethod
+    def _scope(table: Table) -> Scope:
+        scope = Scope(table.string("name"), table.choice("part", PARTS), _hash(table, "sha256"))
+        table.close()
+        return scope
 
     @staticmethod
     def _hunks(table: Table) -> tuple[Hunk, ...]:
@@ -340,11 +370,24 @@ def _dump_fix(fix: Fix) -> dict[str, object]:
 
 
 def _dump_change(change: FileChange) -> dict[str, object]:
-    table = _without(change, "hunks", "content")
+    table: dict[str, object] = {"target": change.target, "path": change.path}
     if change.content is not None:
         return {**table, "content": _text(change.content)}
-    hunks = [{"line": h.line, "old": _text(h.old), "new": _text(h.new)} for h in change.hunks]
-    return {**table, "hunks": hunks}
+    table["hunks"] = [
+        {"line": h.line, "old": _text(h.old), "new": _text(h.new)} for h in change.hunks
+    ]
+    if change.edits:
+        table["edits"] = [_dump_edit(edit) for edit in change.edits]
+        table["scopes"] = [_without(scope) for scope in change.scopes]
+    return table
+
+
+def _dump_edit(edit: Edit) -> dict[str, object]:
+    """An edit without what it does not say; the file is the change's path."""
+    unsaid = Edit("", "")
+    table = {key: value for key, value in vars(edit).items() if value != getattr(unsaid, key)}
+    del table["file"]
+    return table
 
 
 def _text(data: bytes) -> str:

@@ -123,7 +123,8 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
         report.notes.append(f"needed on every node of a replica, or on none: {', '.join(wire)}")
     report.digest = plan.digest(here.releases)
     report.accepted += [
-        f"foreign pre-image of {file.path}, sha256 {file.pre}"
+        f"{'same syntax in' if file.by_edits else 'foreign pre-image of'} {file.path}, "
+        f"sha256 {file.pre}"
         for file in plan.files
         if file.accepted and file.wanted
     ]

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from fixes import hunks, origin
+from fixes import origin, postimage
 from fixes.digest import of_fixes, sha256
 from fixes.errors import ExitCode, Problem
-from fixes.lock import Fix, Lock, Need, PinnedFile
+from fixes.lock import Lock, Need, PinnedFile
 from fixes.origin import FileVerdict, Origin, paths_of
+from fixes.postimage import StepError
 from fixes.state import DamagedStateError, State
 
 
@@ -25,6 +26,8 @@ class FilePlan:
     ``now``, ``pre`` and ``post`` are sha256, empty where there is no file. ``present`` are the
     fixes in it now, ``wanted`` those that shall be. ``content`` is None where nothing has to be
     written or the file has to go (then ``post`` is empty). ``pristine`` gives the pre-image.
+    ``accepted``: the pre-image is none that the lock pins; ``by_edits``: in its place the
+    syntax of all that the fixes rely on is.
     """
 
     target: str
@@ -39,6 +42,7 @@ class FilePlan:
     content: bytes | None = field(default=None, repr=False)
     offsets: tuple[int, ...] = ()
     accepted: bool = False
+    by_edits: bool = False
 
     @property
     def changes(self) -> bool:
@@ -83,12 +87,14 @@ def make(
     *,
     removed: Collection[str] = (),
     foreign_allowed: Collection[str] = (),
+    scope_locked: Collection[str] = (),
 ) -> Plan:
     """Plan the tree that holds ``asked`` and what is applied already, less ``removed``.
 
     ``seen`` has the bytes of every path of the lock (and of the state), None for no file.
     ``foreign_allowed`` are paths whose foreign bytes are accepted as a pre-image if every
-    hunk still matches in one place.
+    hunk still matches in one place. ``scope_locked`` are targets in which a file of other bytes
+    is accepted if everything that the wanted fixes rely on is the syntax that the lock pins.
     """
     problems: list[Problem] = []
     recorded = set(state.fixes) if state else set()
@@ -115,7 +121,8 @@ def make(
     names = frozenset(wanted)
     for path, pinned in files_known.items():
         kept = bool(state and path in state.files)
-        file, found = _file(lock, pinned, origins[path], names, kept)
+        scoped = pinned.target in scope_locked
+        file, found = _file(lock, pinned, origins[path], names, kept, scoped)
         problems += found
         files.append(file)
     retired = tuple(sorted((recorded & set(removed)) - set(lock.fixes)))
@@ -201,9 +208,16 @@ def _file(
     found: Origin,
     wanted: frozenset[str],
     recorded: bool,
+    scoped: bool,
 ) -> tuple[FilePlan, list[Problem]]:
     path = pinned.path
     here = tuple(name for name in lock.changes.get(path, ()) if name in wanted)
+    drift = None
+    if here and (found.accepted or (scoped and found.verdict is FileVerdict.FOREIGN)):
+        drift = postimage.drift(lock, path, here, found)
+    by_edits = drift == []
+    if by_edits and not found.accepted:
+        found = replace(found, pre=found.now, accepted=True)
     plan = FilePlan(
         pinned.target,
         path,
@@ -215,22 +229,26 @@ def _file(
         here,
         found.pristine,
         accepted=found.accepted,
+        by_edits=by_edits,
     )
     # Nothing to apply to it is no way to accept a file that may still hold what was recorded.
     foreign = found.verdict is FileVerdict.FOREIGN and not (found.accepted and here)
     if foreign or found.verdict is FileVerdict.MISSING:
-        return plan, [_mismatch(lock, pinned, found)] if here or recorded else []
+        if not here and not recorded:
+            return plan, []
+        mismatch = _mismatch(lock, pinned, found)
+        return plan, [mismatch, *drift] if scoped and drift else [mismatch]
     if not here and found.verdict is not FileVerdict.APPLIED:
         return plan, []
     known = pinned.post.get((found.pre, here)) if here else None
     if known is not None and known == found.now:
         return plan, []
     try:
-        content, offsets = _through(lock, path, here, found.pristine())
+        content, offsets = postimage.through(lock, path, here, found.pristine(), by_edits)
     except DamagedStateError as error:
         problem = Problem(ExitCode.MISMATCH, "damaged-state", str(error), path, _REINSTALL)
         return plan, [problem]
-    except _StepError as error:
+    except StepError as error:
         return plan, error.problems(path)
     post = "" if content is None else sha256(content)
     fault = _fault(path, content, post, known)
@@ -262,49 +280,6 @@ def _fault(path: str, content: bytes | None, post: str, known: str | None) -> Pr
 
 
 _REINSTALL = "install the release again, then apply"
-
-
-class _StepError(Exception):
-    def __init__(self, fix: Fix, error: hunks.HunkError | None, earlier: tuple[str, ...]) -> None:
-        super().__init__(fix.id)
-        self.fix = fix
-        self.error = error
-        self.earlier = earlier
-
-    def problems(self, path: str) -> list[Problem]:
-        if self.error is None:
-            what = f"{self.fix.id} adds this file, but it is there"
-            return [Problem(ExitCode.MISMATCH, "conflict", what, path)]
-        found = []
-        for failure in self.error.failures:
-            what = f"{self.fix.id}, hunk {failure.index + 1}: {failure.detail}"
-            if self.earlier:
-                what += f" (behind {', '.join(self.earlier)})"
-            found.append(Problem(ExitCode.MISMATCH, failure.kind, what, path))
-        return found
-
-
-def _through(
-    lock: Lock, path: str, names: tuple[str, ...], pristine: bytes | None
-) -> tuple[bytes | None, tuple[int, ...]]:
-    """The pre-image through the steps of ``names``, and the offsets of the hunks in lines."""
-    data = pristine
-    offsets: tuple[int, ...] = ()
-    for position, name in enumerate(names):
-        fix = lock.fixes[name]
-        for change in lock.changes[path][name]:
-            if change.content is not None:
-                if data is not None:
-                    raise _StepError(fix, None, names[:position])
-                data = change.content
-                continue
-            try:
-                done = hunks.apply(data or b"", change.hunks)
-            except hunks.HunkError as error:
-                raise _StepError(fix, error, names[:position]) from error
-            data = done.data
-            offsets += done.offsets
-    return data, offsets
 
 
 def _mismatch(lock: Lock, pinned: PinnedFile, found: Origin) -> Problem:

@@ -32,7 +32,7 @@ def answer(options: argparse.Namespace) -> dict[str, Any] | None:
     """The report of the run that reached this; None where it does not stand any more."""
     if options.python or options.tree or options.dry_run:
         return None
-    if options.allow_foreign or options.accept_version:
+    if options.allow_foreign or options.accept_version or options.scope_lock:
         return None
     try:
         env = environment.current()

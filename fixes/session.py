@@ -53,6 +53,10 @@ class Session:
         """Folders that a verifying interpreter has to search first."""
         return tuple(str(found.site) for found in self.trees) if self.named_tree else ()
 
+    def scope_locked(self, options: argparse.Namespace) -> tuple[str, ...]:
+        """The targets in which syntax is compared where bytes differ."""
+        return tuple(found.target for found in self.trees if options.scope_lock)
+
     def where(self, path: str) -> tuple[Tree, Path] | None:
         """The tree and absolute place of a fixed file; None if its target is not installed."""
         for found in self.trees:

@@ -86,11 +86,11 @@ def dump(node: ast.AST, hidden: frozenset[int] = frozenset()) -> str:
     return "".join(out)
 
 
-def digest(node: ast.AST) -> str:
+def digest(node: ast.AST, hidden: frozenset[int] = frozenset()) -> str:
     """The sha256 of a node's canonical dump, in hex."""
     import hashlib
 
-    return hashlib.sha256(dump(node).encode("ascii")).hexdigest()
+    return hashlib.sha256(dump(node, hidden).encode("ascii")).hexdigest()
 
 
 def _atom(value: object) -> object:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from fixes import editfile, editing, functions, hunks
+from fixes import editfile, editing, functions, hunks, scopes
 from fixes.authoring import diffs, toml
 from fixes.authoring.authored import Authored
 from fixes.authoring.combinations import Combinations
 from fixes.authoring.images import Draft, Pristine, StepError, apply_change, module_name, shifts
 from fixes.authoring.wheels import Wheel
-from fixes.edits import EditError
+from fixes.edits import Edit, EditError
 from fixes.errors import ExitCode, FixesError, Problem
-from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Step
+from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Scope, Step
+from fixes.syntax import ScopeError
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,21 @@ class _Steps:
             elif pre != resolution.data:
                 spans = resolution.replacements
                 made = hunks.between(pre, resolution.data, spans)
-                changes.append(FileChange(target, path, made))
+                pinned = _pinned(self._pristine.reference(path) or b"", resolution.edits)
+                changes.append(
+                    FileChange(target, path, made, edits=resolution.edits, scopes=pinned)
+                )
             draft.write(path, resolution.data)
         return tuple(changes), tuple(name for one in found.values() for name in one.took)
+
+
+def _pinned(pristine: bytes, edits: Sequence[Edit]) -> tuple[Scope, ...]:
+    """What edits rely on in the pristine file; not what another step has added to it."""
+    found: dict[Scope, None] = {}
+    for edit in edits:
+        with suppress(ScopeError):
+            found.update(dict.fromkeys(scopes.pins(pristine, [edit])))
+    return tuple(found)
 
 
 def _problem(kind: str, what: str, where: str) -> Problem:

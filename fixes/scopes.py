@@ -1,0 +1,83 @@
+"""Scope locks: what source-level edits rely on, pinned as syntax instead of as whole files.
+
+A release of which there is no published wheel has no bytes to pin. What an edit relies on is
+less: the function it changes, the bases of the class that holds it, the signatures of what its
+new code calls. Each of them is pinned by the hash of its canonical syntax (``syntax.digest``),
+which is the same on every Python; comments, layout and everything else in the file may differ.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from copy import copy
+
+from fixes.edits import Edit
+from fixes.lock import Scope
+from fixes.syntax import DEFINITIONS, FUNCTIONS, ScopeError, digest, find_scope, level, parse
+
+_KINDS: dict[str, tuple[type[ast.AST], ...]] = {
+    "signature": FUNCTIONS,
+    "bases": (ast.ClassDef,),
+    "header": (ast.ClassDef, ast.Module),
+}
+
+
+def pins(data: bytes, edits: Iterable[Edit]) -> tuple[Scope, ...]:
+    """What edits of one file rely on there.
+
+    Raises ScopeError for a name that is not one definition, and SyntaxError.
+    """
+    tree = parse(data)
+    wanted = {part: None for edit in edits for part in _parts(tree, edit)}
+    return tuple(Scope(name, part, _digest(tree, name, part)) for name, part in wanted)
+
+
+def differing(data: bytes, scopes: Sequence[Scope]) -> tuple[str, ...]:
+    """In words, every scope that is not as pinned; none for a file in which all are.
+
+    Raises SyntaxError for anything but Python.
+    """
+    tree = parse(data)
+    faults = []
+    for scope in scopes:
+        what = (
+            f"the {scope.part} of {scope.name or 'the module'}"
+            if scope.part != "whole"
+            else scope.name
+        )
+        try:
+            if _digest(tree, scope.name, scope.part) != scope.sha256:
+                faults.append(f"{what} is other code than was pinned")
+        except ScopeError as error:
+            faults.append(f"{what}: {error.message}")
+    return tuple(faults)
+
+
+def _parts(tree: ast.Module, edit: Edit) -> Iterable[tuple[str, str]]:
+    """The names and parts that one edit relies on."""
+    names = edit.scope.split(".") if edit.scope else []
+    for count in range(1, len(names) + 1):
+        name = ".".join(names[:count])
+        if isinstance(find_scope(tree, name), FUNCTIONS):
+            yield name, "whole"
+            break
+        yield name, "bases"
+    else:
+        if names and edit.op != "add-method":
+            yield edit.scope, "header"
+    if not names and edit.op != "add-import":
+        yield "", "header"
+    for name in edit.relies:
+        yield name, "signature" if isinstance(find_scope(tree, name), FUNCTIONS) else "bases"
+
+
+def _digest(tree: ast.Module, name: str, part: str) -> str:
+    node = find_scope(tree, name)
+    if part != "whole" and not isinstance(node, _KINDS[part]):
+        raise ScopeError("missing", f"it has no {part}")
+    if part in ("signature", "bases"):
+        node = copy(node)
+        node.body = [ast.Pass()]  # type: ignore[attr-defined]
+    hidden = (one for one in level(node) if isinstance(one, DEFINITIONS) and part == "header")
+    return digest(node, frozenset(map(id, hidden)))
