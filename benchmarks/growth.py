@@ -16,7 +16,8 @@ import timing
 
 sys.path.insert(0, str(timing.CHECKOUT))
 
-from fixes import hunks, lockfile
+from fixes import hunks
+from fixes.authoring import lockwriter
 from fixes.digest import sha256
 from fixes.hunks import Hunk
 from fixes.lock import Bundle, FileChange, Fix, Lock, Need, PinnedFile, Probe, Step
@@ -103,7 +104,7 @@ def make(size: int, root: Path) -> None:
         {"all": Bundle("all", "every fix", tuple(fixes))},
         (),
     )
-    write(root / "authored" / "profiles" / "v0.30.0.lock.json", lockfile.dump(lock))
+    write(root / "authored" / "profiles" / "v0.30.0.lock.json", lockwriter.dump(lock))
 
 
 def write(path: Path, data: bytes) -> None:

@@ -24,6 +24,7 @@ VERBS = {
     "show": ("show", "show everything known about one fix"),
     "explain": ("explain", "find the fixes for what a server's log shows"),
     "diff": ("diff", "print what apply would change, as a unified diff"),
+    "pin": ("pin", "pin a plugin without wheels from trees of its releases (maintainers)"),
     "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
 }
 _LEVELS = ("bytes", "import", "probe")

@@ -137,6 +137,7 @@ class Platform(NamedTuple):
 
     ``package`` is the plugin's import package; ``packages`` and ``devices`` (glob patterns)
     are signs of the platform; ``fixes`` are the bundle members for it, none if not offered.
+    ``refuses`` are releases of the plugin that do not go with this one of vLLM, and why.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Platform(NamedTuple):
     devices: tuple[str, ...]
     fixes: tuple[str, ...]
     why: str
+    refuses: dict[str, str]
 
 
 class PinnedFile(NamedTuple):
@@ -192,6 +194,17 @@ class Lock(_Content):
                     of_path = found.setdefault(change.path, {})
                     of_path[fix.id] = (*of_path.get(fix.id, ()), change)
         return found
+
+    @cached_property
+    def scope_locked(self) -> frozenset[str]:
+        """The targets without a published wheel: their files are pinned by scope alone."""
+        changes = (
+            change
+            for by_fix in self.changes.values()
+            for all_ in by_fix.values()
+            for change in all_
+        )
+        return frozenset(c.target for c in changes if c.edits and not c.hunks)
 
     def closure(self, names: Iterable[str]) -> tuple[str, ...]:
         """Fixes with all that they require, in the order of application."""

@@ -1,4 +1,4 @@
-"""Reading and writing a lock as JSON.
+"""Reading a lock, which is JSON.
 
 The runner trusts nothing in the file: shapes, key names, paths, hunk order and every name
 that refers to another are checked again on each load. Bytes are written as text, decoded
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import NamedTuple
 
 from fixes import paths
 from fixes.edits import NEEDS, Edit
@@ -221,28 +220,30 @@ class _Reader:
                 table.fail("content", "would replace a file of the release")
             change = FileChange(target, path, (), table.data("content"))
         else:
-            change = FileChange(target, path, self._hunks(table))
-        edits = tuple(self._edit(path, edit) for edit in table.tables("edits", []))
-        scopes = tuple(self._scope(scope) for scope in table.tables("scopes", []))
+            edits = tuple(self._edit(path, edit) for edit in table.tables("edits"))
+            scopes = tuple(self._scope(scope) for scope in table.tables("scopes"))
+            change = FileChange(target, path, self._hunks(table), None, edits, scopes)
+            if not change.hunks and not edits:
+                table.fail("hunks", "is empty")
         table.close()
-        return change._replace(edits=edits, scopes=scopes)
+        return change
 
     @staticmethod
     def _edit(path: str, table: Table) -> Edit:
         edit = Edit(
             file=path,
             op=table.choice("op", NEEDS),
-            scope=table.string("scope", ""),
-            anchor=table.string("anchor", ""),
-            new=table.string("new", ""),
-            count=table.number("count", 1),
-            after=table.string("after", ""),
-            name=table.string("name", ""),
-            relies=table.strings("relies", ()),
+            scope=table.string("scope"),
+            anchor=table.string("anchor"),
+            new=table.string("new"),
+            count=table.number("count"),
+            after=table.string("after"),
+            name=table.string("name"),
+            relies=table.strings("relies"),
         )
         for key in sorted(NEEDS.get(edit.op, set()) - {"file"}):
-            if key not in table:
-                table.fail(key, "missing")
+            if not getattr(edit, key):
+                table.fail(key, f"is empty, and {edit.op} needs it")
         table.close()
         return edit
 
@@ -271,8 +272,6 @@ class _Reader:
             whole = all(text[-1:] in (b"", b"\n") for text in (hunk.old, hunk.new))
             item.close()
             hunks.append(hunk)
-        if "hunks" in table and not table.array("hunks"):
-            table.fail("hunks", "is empty")
         return tuple(hunks)
 
     @staticmethod
@@ -306,6 +305,7 @@ class _Reader:
             devices=table.strings("devices"),
             fixes=self._fix_ids(table, "fixes"),
             why=table.string("why"),
+            refuses=table.mapping("refuses"),
         )
         table.close()
         return platform
@@ -324,71 +324,3 @@ def _hashes(table: Table) -> dict[str, str]:
         if fault := paths.fault(name):
             table.fail(name, fault)
     return {name: _hash(table, name) for name in table}
-
-
-def dump(lock: Lock) -> bytes:
-    """Write a lock: ``load`` gives it back, but for the digest.
-
-    What has no order is sorted; fixes stay in the order of application.
-    """
-    document = {
-        "format": FORMAT,
-        "profile": lock.profile,
-        "release": lock.release,
-        "authored": dict(sorted(lock.authored.items())),
-        "wheels": dict(sorted(lock.wheels.items())),
-        "fixes": {name: _dump_fix(fix) for name, fix in lock.fixes.items()},
-        "bundles": {name: _without(b, "name") for name, b in sorted(lock.bundles.items())},
-        "platforms": {item.name: _without(item, "name") for item in lock.platforms},
-        "files": {path: _dump_file(pinned) for path, pinned in sorted(lock.files.items())},
-    }
-    return json.dumps(document, indent=1).encode("ascii") + b"\n"
-
-
-def _without(item: NamedTuple, *names: str) -> dict[str, object]:
-    return {name: value for name, value in item._asdict().items() if name not in names}
-
-
-def _dump_file(pinned: PinnedFile) -> dict[str, object]:
-    posts = [
-        {"pre": pre, "fixes": fixes, "post": post}
-        for (pre, fixes), post in sorted(pinned.post.items())
-    ]
-    pristine = dict(sorted(pinned.pristine.items()))
-    return {"target": pinned.target, "pristine": pristine, "post": posts}
-
-
-def _dump_fix(fix: Fix) -> dict[str, object]:
-    table = _without(fix, "id", "steps", "reach", "probe")
-    table["probe"] = _without(fix.probe) if fix.probe else None
-    table["reach"] = [_without(reach) for reach in fix.reach]
-    table["steps"] = [
-        {**_without(step), "changes": [_dump_change(change) for change in step.changes]}
-        for step in fix.steps
-    ]
-    return table
-
-
-def _dump_change(change: FileChange) -> dict[str, object]:
-    table: dict[str, object] = {"target": change.target, "path": change.path}
-    if change.content is not None:
-        return {**table, "content": _text(change.content)}
-    table["hunks"] = [
-        {"line": h.line, "old": _text(h.old), "new": _text(h.new)} for h in change.hunks
-    ]
-    if change.edits:
-        table["edits"] = [_dump_edit(edit) for edit in change.edits]
-        table["scopes"] = [_without(scope) for scope in change.scopes]
-    return table
-
-
-def _dump_edit(edit: Edit) -> dict[str, object]:
-    """An edit without what it does not say; the file is the change's path."""
-    unsaid = Edit("", "")
-    table = {key: value for key, value in vars(edit).items() if value != getattr(unsaid, key)}
-    del table["file"]
-    return table
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")

@@ -236,8 +236,7 @@ def _file(
     if foreign or found.verdict is FileVerdict.MISSING:
         if not here and not recorded:
             return plan, []
-        mismatch = _mismatch(lock, pinned, found)
-        return plan, [mismatch, *drift] if scoped and drift else [mismatch]
+        return plan, drift if scoped and drift else [_mismatch(lock, pinned, found)]
     if not here and found.verdict is not FileVerdict.APPLIED:
         return plan, []
     known = pinned.post.get((found.pre, here)) if here else None

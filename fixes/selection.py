@@ -102,7 +102,7 @@ def _platform(
     """None: the plugin is installed and served. A line: no sign of the platform."""
     where = tree.installed(platform.package, here.paths) or plugins.get(platform.package)
     if where is not None and platform.fixes:
-        return None
+        return _refused(platform, here)
     if where is not None:
         what = f"{bundle} has no fixes for {platform.package} yet: {platform.why}"
         return Problem(ExitCode.MISMATCH, "not-offered", what, str(where))
@@ -113,6 +113,18 @@ def _platform(
         what = f"{', '.join(signs)} shows {platform.name}, but {platform.package} is not installed"
         return Problem(ExitCode.NOT_FOUND, "target-not-found", what)
     return FixLine(platform.name, Need.NOT_NEEDED.value, f"no sign of {platform.name} here")
+
+
+def _refused(platform: Platform, here: Session) -> Problem | None:
+    """A release of the plugin that cannot run on this one of vLLM, whatever is fixed."""
+    for found in here.trees:
+        if found.target == platform.package and found.release in platform.refuses:
+            what = (
+                f"{platform.package} {found.version} does not go with vLLM {here.lock.release}: "
+                f"{platform.refuses[found.release]}"
+            )
+            return Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site))
+    return None
 
 
 def _strangers(bundle: str, lock: Lock, plugins: Mapping[str, str]) -> list[Problem]:

@@ -55,7 +55,8 @@ class Session:
 
     def scope_locked(self, options: argparse.Namespace) -> tuple[str, ...]:
         """The targets in which syntax is compared where bytes differ."""
-        return tuple(found.target for found in self.trees if options.scope_lock)
+        targets = (found.target for found in self.trees)
+        return tuple(t for t in targets if options.scope_lock or t in self.lock.scope_locked)
 
     def where(self, path: str) -> tuple[Tree, Path] | None:
         """The tree and absolute place of a fixed file; None if its target is not installed."""

@@ -12,6 +12,7 @@ from test_lock import sample
 from unreadable import UNREADABLE, spoil
 
 from fixes import catalogue, lockfile
+from fixes.authoring import lockwriter
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError
 
@@ -26,7 +27,7 @@ def root(tmp_path: Path) -> Path:
         path.write_bytes(name.encode() + b"\r\n\xff")
     made = Catalogue(tmp_path)
     fitting = {name: made.sha256(name) for name in lock.authored}
-    data = lockfile.dump(lock._replace(authored=fitting))
+    data = lockwriter.dump(lock._replace(authored=fitting))
     (tmp_path / "profiles/v1.lock.json").write_bytes(data)
     return tmp_path
 
@@ -155,7 +156,7 @@ def test_a_fix_that_the_lock_uses_must_be_among_the_authored(root):
     path = root / "profiles/v1.lock.json"
     lock = lockfile.load(path.read_bytes(), "x")
     fewer = {n: s for n, s in lock.authored.items() if not n.startswith("patches/three/")}
-    path.write_bytes(lockfile.dump(lock._replace(authored=fewer)))
+    path.write_bytes(lockwriter.dump(lock._replace(authored=fewer)))
     error = refused(lambda: Catalogue(root).lock("v1"), "bad-lock")
     assert "patches/three/fix.toml" in str(error)
 

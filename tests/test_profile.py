@@ -83,6 +83,7 @@ def test_a_profile():
             ("/dev/accel/accel*",),
             (),
             "the transport is not there yet",
+            {},
         ),
     )
     assert list(found.entries) == ["pp-one", "mq-bind", "other"]

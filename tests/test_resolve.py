@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fixes import hunks, lockfile
-from fixes.authoring import wheels
+from fixes.authoring import lockwriter, wheels
 from fixes.catalogue import Catalogue
 from fixes.commands import lock as command
 from fixes.errors import ExitCode, FixesError
@@ -772,7 +772,7 @@ def test_the_lock_says_nothing_of_the_machine(shop):
     shop.lock()
     text = shop.path.read_text()
     assert str(shop.root) not in text and str(shop.cache) not in text
-    assert lockfile.dump(lockfile.load(text.encode(), "x")) == text.encode()
+    assert lockwriter.dump(lockfile.load(text.encode(), "x")) == text.encode()
 
 
 @pytest.mark.wheels

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from fixes.authoring import fixfile, profile
+from fixes.authoring import fixfile, pins, profile
 from fixes.authoring.fixfile import FixFile
+from fixes.authoring.pins import Pins
 from fixes.authoring.profile import Entry
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError, Problem
@@ -34,6 +35,13 @@ class Authored:
                 self.fixes[fix] = fixfile.parse(self.read(path), path, fix)
             except FixesError as error:
                 problems += error.problems
+        self.pins: dict[str, Pins] = {}
+        for target, wheels in self.profile.targets.items():
+            if not wheels:
+                try:
+                    self.pins[target] = pins.load(self.read(pins.name(target)), pins.name(target))
+                except FixesError as error:
+                    problems += error.problems
         if not problems:
             problems += self._mismatches()
         if problems:

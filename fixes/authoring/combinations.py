@@ -37,6 +37,9 @@ class Combinations:
         }
 
     def _file(self, path: str, fixes: Sequence[str]) -> PinnedFile:
+        target = path.partition("/")[0]
+        if (pins := self._authored.pins.get(target)) and path in pins.files:
+            return PinnedFile(target, path, dict.fromkeys(sorted(pins.files[path]), ()), {})
         sets = self._sets(fixes)
         images = self._pristine.images(path)
         post: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -48,7 +51,7 @@ class Combinations:
             for made, sha in self._posts(composer, sets, wheels).items():
                 post[pre, made] = sha
         pristine = {pre: tuple(sorted(wheels)) for pre, (_, wheels) in sorted(images.items())}
-        return PinnedFile(path.partition("/")[0], path, pristine, post)
+        return PinnedFile(target, path, pristine, post)
 
     def _sets(self, fixes: Sequence[str]) -> list[tuple[str, ...]]:
         """The sets to look at, of those fixes alone that touch the file, small ones first."""

@@ -42,6 +42,7 @@ def ask(
     together; otherwise each probe imports what it needs. Raises FixesError, kind
     ``no-answer``, for probes that broke or took too long.
     """
+    targets = {target: wheels for target, wheels in targets.items() if wheels}
     references = [wheels[0] for wheels in targets.values()]
     packages = [f"{target}/__init__.py" for target in targets]
     with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
@@ -93,8 +94,13 @@ def _results(answer: dict[str, dict[str, Any]], python: str) -> dict[str, str]:
 
 
 def _probed(authored: Authored) -> tuple[str, ...]:
-    entries = authored.profile.entries.values()
-    return tuple(entry.id for entry in entries if entry.need is not Need.NOT_NEEDED)
+    """The fixes that can be asked about; there is no pristine tree of a target without wheels."""
+    return tuple(
+        entry.id
+        for entry in authored.profile.entries.values()
+        if entry.need is not Need.NOT_NEEDED
+        and all(authored.profile.targets.get(t) for t in authored.fixes[entry.id].targets)
+    )
 
 
 def _run(python: str, request: dict[str, object]) -> dict[str, dict[str, Any]]:

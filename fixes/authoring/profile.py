@@ -30,7 +30,8 @@ class Entry:
 @dataclass(frozen=True)
 class Profile:
     """A whole profile. ``targets`` maps each import package to its published wheels
-    (``vllm==0.30.0``), the reference first; ``entries`` is in the order of application.
+    (``vllm==0.30.0``), the reference first; one without any has pins (``fixes.authoring.pins``).
+    ``entries`` is in the order of application.
     """
 
     name: str
@@ -70,7 +71,10 @@ def parse(data: bytes, where: str, name: str) -> Profile:
 
 
 def _wheels(target: str, table: Table) -> tuple[str, ...]:
-    wheels = table.strings("wheels")
+    pinned = table.flag("pins", False)
+    wheels = table.strings("wheels", () if pinned else None)
+    if pinned and wheels:
+        table.fail("pins", "is for a target without wheels")
     if not target.isidentifier():
         table.fail("", "is no import package")
     if "wheels" in table and not wheels:
@@ -151,6 +155,7 @@ def _platform(name: str, table: Table, entries: dict[str, Entry]) -> Platform:
         devices=signs.strings("devices", ()),
         fixes=_known(table, "fixes", entries),
         why=table.text("why", ""),
+        refuses=table.mapping("refuses", {}),
     )
     if "fixes" in table and not platform.fixes and not platform.why:
         table.fail("why", "missing, and no fix is offered")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from fixes import editfile, editing, functions, hunks, scopes
 from fixes.authoring import diffs, toml
+from fixes.authoring import pins as pinning
 from fixes.authoring.authored import Authored
 from fixes.authoring.combinations import Combinations
 from fixes.authoring.images import Draft, Pristine, StepError, apply_change, module_name, shifts
+from fixes.authoring.pins import Pins
 from fixes.authoring.wheels import Wheel
+from fixes.digest import sha256
 from fixes.edits import Edit, EditError
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Scope, Step
@@ -125,6 +128,8 @@ class _Steps:
                 self.notes.append(f"{fix}: {wheel} has no {path}")
         for extra in self._authored.fixes[fix].reach:
             names[extra.module] = (*names.get(extra.module, ()), *extra.names)
+        for pins in self._authored.pins.values():
+            names.update(pinning.modules(pins, fix))
         self.reach[fix] = tuple(
             Reach(module, tuple(dict.fromkeys(found))) for module, found in names.items() if found
         )
@@ -132,7 +137,9 @@ class _Steps:
 
     def _step(self, fix: str, source: str, draft: Draft) -> Step:
         data = self._authored.read(source)
-        if source.endswith(".patch"):
+        if pinned := [t for t in self._authored.fixes[fix].targets if t in self._authored.pins]:
+            step = self._pinned_step(fix, source, data, self._authored.pins[pinned[0]])
+        elif source.endswith(".patch"):
             step = Step("diff", source, self._diff(fix, source, data, draft))
         else:
             step = Step("edit", source, *self._edits(fix, source, data, draft))
@@ -179,23 +186,39 @@ class _Steps:
             raise FixesError(*problems)
         return tuple(changes)
 
-    def _edits(
-        self, fix: str, source: str, data: bytes, draft: Draft
-    ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
-        """Edits, resolved to hunks with as much context as makes them unique."""
+    def _pinned_step(self, fix: str, source: str, data: bytes, pins: Pins) -> Step:
+        """Edits of a target without wheels: there are no bytes to make hunks of."""
+        if pins.steps.get(source) != sha256(data):
+            what, hint = f"is not the step that {pins.target}'s pins were made from", "run: pin"
+            raise FixesError(_problem("stale-pins", what, source)._replace(hint=hint))
+        changes = []
+        of_path: dict[str, list[Edit]] = {}
+        for edit in self._parsed(fix, source, data):
+            of_path.setdefault(edit.file, []).append(edit)
+        self._check_targets(fix, source, of_path)
+        for path, edits in of_path.items():
+            change = FileChange(pins.target, path, ())
+            if edits[0].op == "add-file":
+                changes.append(change._replace(content=edits[0].new.encode()))
+            else:
+                scopes = pins.scopes[fix][path]
+                changes.append(change._replace(edits=tuple(edits), scopes=scopes))
+        return Step("edit", source, tuple(changes))
 
+    def _parsed(self, fix: str, source: str, data: bytes) -> tuple[Edit, ...]:
         def beside(name: str) -> bytes:
             try:
                 return self._authored.read(f"patches/{fix}/{name}")
             except FixesError as error:
                 raise OSError(error.problems[0].what) from None
 
-        table = toml.parse(data, source, "invalid-edit")
-        try:
-            every = editfile.parse_edits(table, beside)
-        except FixesError as error:
-            problems = (one._replace(where=f"{source}: {one.where}") for one in error.problems)
-            raise FixesError(*problems) from None
+        return parse_steps(source, data, beside)
+
+    def _edits(
+        self, fix: str, source: str, data: bytes, draft: Draft
+    ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
+        """Edits, resolved to hunks with as much context as makes them unique."""
+        every = self._parsed(fix, source, data)
         self._check_targets(fix, source, {path for edit in every for path in editing.files(edit)})
         try:
             found = editing.resolve_all(draft.read, every)
@@ -220,6 +243,16 @@ class _Steps:
                 )
             draft.write(path, resolution.data)
         return tuple(changes), tuple(name for one in found.values() for name in one.took)
+
+
+def parse_steps(source: str, data: bytes, beside: Callable[[str], bytes]) -> tuple[Edit, ...]:
+    """The edits of one edit.toml, called ``source``. Raises FixesError, ``invalid-edit``."""
+    table = toml.parse(data, source, "invalid-edit")
+    try:
+        return editfile.parse_edits(table, beside)
+    except FixesError as error:
+        problems = (one._replace(where=f"{source}: {one.where}") for one in error.problems)
+        raise FixesError(*problems) from None
 
 
 def _pinned(pristine: bytes, edits: Sequence[Edit]) -> tuple[Scope, ...]:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, object]:
     """Make one lock; write it if it differs, or with --check raise FixesError then."""
-    from fixes.authoring import probing
+    from fixes.authoring import lockwriter, probing
     from fixes.authoring.authored import Authored
     from fixes.authoring.resolve import resolve
     from fixes.authoring.wheels import default_cache, open_wheel
@@ -84,7 +84,7 @@ def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, 
     fixes = {
         fix.id: fix._replace(pristine_probe=answers.get(fix.id, "")) for fix in lock.fixes.values()
     }
-    data = lockfile.dump(lock._replace(fixes=fixes))
+    data = lockwriter.dump(lock._replace(fixes=fixes))
     lockfile.load(data, str(path))  # what the runner would refuse must not be written
     if options.check and data != old:
         raise FixesError(

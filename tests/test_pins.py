@@ -1,0 +1,250 @@
+"""A plugin without published wheels: pinned from trees, locked by scopes, served by the bundle."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import installs
+import places
+import pytest
+from places import Place
+from release import BUNDLE, GAUDI, PROFILE, Release, launch, probe
+
+RUNNER = """\
+class Base:
+    pass
+
+
+class Runner(Base):
+    def keep(self, value):
+        return value
+
+    def run(self, batch):
+        result = [self.keep(one) for one in batch]
+        return result
+"""
+PLATFORM = "def check(config):\n    config['async'] = True\n    return config\n"
+#: Three releases: the second has another layout, the third another `check` and more around it.
+TREES = {
+    "v1": {"runner.py": RUNNER, "platform.py": PLATFORM},
+    "v2": {
+        "runner.py": RUNNER.replace("        result", "        # Each of them.\n        result"),
+        "platform.py": PLATFORM,
+    },
+    "v3": {
+        "runner.py": "import os\n\n\n" + RUNNER + "\n    def more(self):\n        return os\n",
+        "platform.py": PLATFORM.replace(
+            "def check", "def other():\n    pass\n\n\ndef check"
+        ).replace("    return config", "    config['more'] = 1\n    return config"),
+    },
+}
+EDIT = """\
+[[edit]]
+file = "vllm_gaudi/runner.py"
+scope = "Runner.run"
+op = "insert-before"
+anchor = "return result"
+new = "result = pp.pass_on(result)"
+relies = ["Runner.keep"]
+
+[[edit]]
+file = "vllm_gaudi/runner.py"
+op = "add-import"
+new = "from vllm_gaudi import pp"
+
+[[edit]]
+file = "vllm_gaudi/platform.py"
+scope = "check"
+op = "insert-after"
+anchor = "config['async'] = True"
+new = "config['async'] = False"
+
+[[edit]]
+file = "vllm_gaudi/pp.py"
+op = "add-file"
+source = "pp.py"
+"""
+ABOUT: dict[str, Any] = {
+    "id": "gaudi-pp",
+    "title": "Pass it on",
+    "symptom": "stops",
+    "cause": "nothing passes it on",
+    "affects": "Gaudi",
+    "workaround": "none",
+    "log": [],
+    "releases": ["0.30.0"],
+    "threads": [],
+    "targets": ["vllm_gaudi"],
+    "risk": "none",
+    "drop_when": "upstream passes it on",
+}
+POINTS = "[vllm.platform_plugins]\nhpu = vllm_gaudi:register\n"
+
+
+def tree(folder: Path, files: dict[str, str]) -> Path:
+    return installs.write(
+        folder, {"vllm_gaudi/__init__.py": "", **{f"vllm_gaudi/{k}": v for k, v in files.items()}}
+    )
+
+
+def author(release: Release) -> None:
+    """A profile whose bundle serves the plugin."""
+    text = (release.root / f"profiles/{PROFILE}.toml").read_text()
+    gaudi = GAUDI.replace("fixes = []", 'fixes = ["gaudi-pp"]\nrefuses = { "0.9.0" = "too old" }')
+    text = text.replace(GAUDI, gaudi)
+    text += '[targets.vllm_gaudi]\npins = true\n[fixes.gaudi-pp]\nsteps = ["edit.toml"]\n'
+    release.write(f"profiles/{PROFILE}.toml", text)
+    about = "\n".join(f"{key} = {json.dumps(value)}" for key, value in ABOUT.items())
+    release.write(
+        "patches/gaudi-pp/fix.toml",
+        f'{about}\n[probe]\nevidence = "behaviour"\nfinds = "does not work"\n',
+    )
+    release.write("patches/gaudi-pp/edit.toml", EDIT)
+    release.write("patches/gaudi-pp/pp.py", "def pass_on(result):\n    return [*result, 'on']\n")
+    good = "vllm_gaudi.runner.Runner().run([1]) == [1, 'on']"
+    release.write("patches/gaudi-pp/probe.py", probe(good, "vllm_gaudi.runner"))
+
+
+def pin(release: Release, *labels: str) -> Any:
+    sources: list[str] = []
+    for label in labels:
+        folder = tree(release.root.parent / f"tree-{label}", TREES[label])
+        sources += ["--source", f"{label}={folder}"]
+    return launch(sys.executable, "pin", "vllm_gaudi", *sources, "--profiles", release.root)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    made = Release(tmp_path_factory.mktemp("release"))
+    author(made)
+    assert pin(made, "v1", "v3").returncode == 0
+    done = made.lock()
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def installed(
+    release: Release, folder: Path, files: dict[str, str], version: str = "0.30.0"
+) -> Place:
+    place = places.environment(folder / "env", release=release)
+    names = {"vllm_gaudi/__init__.py": "", **{f"vllm_gaudi/{k}": v for k, v in files.items()}}
+    wheel = installs.wheel(folder, "vllm_gaudi", version, names, POINTS)
+    installs.uv_install(place.python or Path(), str(wheel))
+    place.pristine = places.snapshot(place.site)
+    return place
+
+
+@pytest.mark.parametrize("label", TREES)
+def test_the_bundle_serves_the_plugin_of_every_release_of_the_same_syntax(
+    release: Release, tmp_path: Path, label: str
+) -> None:
+    place = installed(release, tmp_path, TREES[label])
+    document = place.json(BUNDLE)
+    assert document["exit"] == 0 and document["level"] == "probe", document["problems"]
+    assert "gaudi-pp" in [line["id"] for line in document["fixes"]]
+    # v2 was never pinned: its bytes are accepted by scope, and that is said.
+    accepted = ["runner.py" in what for what in document["accepted"]]
+    assert accepted == ([True] if label == "v2" else [])
+    runner = (place.site / "vllm_gaudi/runner.py").read_text()
+    wanted = TREES[label]["runner.py"].replace(
+        "        return result", "        result = pp.pass_on(result)\n        return result"
+    )
+    assert runner.replace("from vllm_gaudi import pp\n", "").strip() == wanted.strip()
+    again = place.json(BUNDLE)
+    assert again["exit"] == 0 and again["changed"] == []
+    assert (again["digest"], again["accepted"]) == (document["digest"], document["accepted"])
+    assert place.json("verify", BUNDLE)["exit"] == 0
+    place.ok("revert", "--all")
+    assert place.is_pristine()
+
+
+CHANGES = {
+    "the function": ("runner.py", "return result", "return list(result)", "Runner.run is other"),
+    "an anchor doubled": (
+        "runner.py",
+        "        return result",
+        "        if batch:\n            return result\n        return result",
+        "Runner.run is other",
+    ),
+    "what it calls": ("runner.py", "keep(self, value)", "keep(self, value, more)", "signature of"),
+    "what it inherits": ("runner.py", "Runner(Base)", "Runner(dict)", "bases of Runner"),
+    "gone": ("runner.py", "def run(", "def walk(", "there is no run"),
+    "moved": ("runner.py", "class Runner(", "class Walker(", "there is no Runner"),
+    "another file": ("platform.py", "True", "None", "check is other code"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_other_syntax_is_drifted_and_nothing_is_written(
+    release: Release, tmp_path: Path, case: str
+) -> None:
+    file, old, new, fault = CHANGES[case]
+    assert old in TREES["v1"][file]
+    place = installed(release, tmp_path, {**TREES["v1"], file: TREES["v1"][file].replace(old, new)})
+    before = places.identities(place.site)
+    document = place.json(BUNDLE)
+    assert document["exit"] == 1
+    found = [(problem["kind"], problem["what"]) for problem in document["problems"]]
+    assert any(kind == "drifted" and fault in what for kind, what in found), found
+    assert places.identities(place.site) == before
+
+
+def test_without_the_plugin_it_is_not_needed(release: Release, tmp_path: Path) -> None:
+    document = places.environment(tmp_path / "env", release=release).json(BUNDLE)
+    assert document["exit"] == 0
+    assert ("gaudi", "not-needed") in [(f["id"], f["verdict"]) for f in document["fixes"]]
+
+
+def test_by_its_name_it_needs_the_plugin(release: Release, tmp_path: Path) -> None:
+    document = places.environment(tmp_path / "env", release=release).json("gaudi-pp")
+    assert document["exit"] == 3
+    assert document["problems"][0]["kind"] == "target-not-found"
+
+
+def test_a_release_that_does_not_go_with_the_core_is_named(
+    release: Release, tmp_path: Path
+) -> None:
+    document = installed(release, tmp_path, TREES["v1"], "0.9.0").json(BUNDLE)
+    assert document["exit"] == 4
+    assert "vllm_gaudi 0.9.0 does not go with vLLM 0.30.0: too old" in [
+        problem["what"] for problem in document["problems"]
+    ]
+
+
+def test_pins_are_made_only_of_trees_that_every_edit_fits(tmp_path: Path) -> None:
+    made = Release(tmp_path)
+    author(made)
+    bad = tree(tmp_path / "bad", {"runner.py": RUNNER.replace("run(", "go("), "platform.py": ""})
+    done = launch(
+        sys.executable, "pin", "vllm_gaudi", "--source", f"bad={bad}", "--profiles", made.root
+    )
+    assert done.returncode == 1
+    assert "gaudi-pp: edit[0] in bad" in done.stderr and "gaudi-pp: edit[2] in bad" in done.stderr
+    assert not (made.root / "profiles/vllm_gaudi.pins.json").exists()
+    assert made.lock().returncode == 1  # and there is no lock without pins
+
+
+def test_a_lock_is_not_made_of_pins_that_are_older_than_the_edits(tmp_path: Path) -> None:
+    made = Release(tmp_path)
+    author(made)
+    assert pin(made, "v1").returncode == 0
+    made.write("patches/gaudi-pp/edit.toml", EDIT + "\n# changed\n")
+    done = made.lock()
+    assert done.returncode == 1 and "stale-pins" in done.stderr
+    assert pin(made, "v1").returncode == 0 and made.lock().returncode == 0
+
+
+def test_what_is_no_source_is_said(release: Release) -> None:
+    for source in ("/nowhere", "v1=/nowhere", "=."):
+        done = launch(
+            sys.executable, "pin", "vllm_gaudi", "--source", source, "--profiles", release.root
+        )
+        assert done.returncode == 2 and "is no label and a folder" in done.stderr
+    folder = release.root.parent / "tree-v1"
+    done = launch(
+        sys.executable, "pin", "vllm", "--source", f"v1={folder}", "--profiles", release.root
+    )
+    assert done.returncode == 2
