@@ -117,9 +117,12 @@ def _worker(connection, handle, death_pipe=None, heartbeats=False, stuck=False):
     os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] = "1" if stuck else "60"
     if stuck:  # in a collective with a node that is gone
         WorkerProc.worker_busy_loop = lambda _self: threading.Event().wait()
-    config = SimpleNamespace(assigned_physical_gpu_ids=None, numa_bind=False)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(assigned_physical_gpu_ids=None, numa_bind=False),
+        watchdog_config=SimpleNamespace(dump_dir=None),
+    )
     WorkerProc.worker_main(
-        vllm_config=SimpleNamespace(parallel_config=config),
+        vllm_config=config,
         ready_pipe=connection,
         death_pipe=death_pipe,
     )
@@ -205,6 +208,22 @@ def _no_handshake(deadline):
         return lost.is_set()
 
 
+def _dropped(deadline):
+    """A reader that nobody keeps goes, with all its sockets."""
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    # Nobody listens there: what counts is the end of the reader's own sockets.
+    handle = shm_broadcast.Handle(remote_subscribe_addr="tcp://127.0.0.1:9")
+
+    def make_and_drop():
+        shm_broadcast.MessageQueue.create_from_handle(handle, -1, heartbeat=True)
+
+    thread = threading.Thread(target=make_and_drop, daemon=True)
+    thread.start()
+    thread.join(max(0, deadline - time.monotonic()))
+    return not thread.is_alive()
+
+
 def _scenarios(deadline, running):
     """What went unnoticed or was noticed wrongly. ``running`` takes the processes."""
 
@@ -274,6 +293,7 @@ def _scenarios(deadline, running):
         "two worker nodes lost at once: the executor failed twice": len(leader.failures) > 1,
         "a regular stop was taken for a failure": stopped.is_failed,
         "a connection without a handshake was taken for a lost node": _no_handshake(deadline),
+        "a reader that is not needed any more does not go away": not _dropped(deadline),
     }
     return [name for name, found in wrong.items() if found]
 

@@ -28,7 +28,8 @@ def engine() -> tuple[int, str]:
 
     core = MagicMock()
     core.batch_queue, core.batch_queue_size = deque(), 1
-    core.is_ec_consumer, core.is_pooling_model = True, False
+    # Sampling follows; the first is the name to 0.31, the second the one from 0.32.
+    core.is_ec_consumer, core.is_mm_encoder_only, core.is_pooling_model = True, False, False
     core.scheduler.schedule.return_value = SimpleNamespace(
         total_num_scheduled_tokens=1, pending_structured_output_tokens=False
     )
