@@ -102,3 +102,30 @@ def test_the_release_is_read_from_the_log() -> None:
         "vLLM server version 0.30.0, serving model m",
     ]
     assert signs.search(lines, {}).releases == ("0.30.0", "0.30.0+cpu")
+
+
+#: Logs of real servers, 0.30.0 on a CPU, one fault in each: what is known of them, as published.
+REAL = {
+    "pp-intermediate-buffers.leader pp-intermediate-buffers.worker": {
+        "pp-intermediate-buffers",
+        "pp-stage-errors",
+    },
+    "pp-intermediate-buffers.leader": {"pp-stage-errors"},
+    "pp-intermediate-buffers.worker": {"pp-intermediate-buffers"},
+    "pp-spec-drafter": {"pp-spec-drafter"},
+    "headless-module-entry.worker": {"headless-module-entry"},
+    "headless-module-entry.leader": set(),
+    "cpu-ngram": {"cpu-ngram"},
+}
+
+
+@pytest.mark.parametrize("names", REAL)
+def test_the_logs_of_real_servers(names: str) -> None:
+    files = [str(Path(__file__).with_name("logs") / f"{name}.log") for name in names.split()]
+    done = launch(sys.executable, "explain", *files, "--json")
+    document = json.loads(done.stdout)
+    assert {fix["id"] for fix in document["fixes"]} == REAL[names]
+    assert document["releases"] == ["0.30.0"]
+    assert done.returncode == (0 if REAL[names] else 1)
+    for fix in document["fixes"]:
+        assert fix["profiles"] == {"v0.30.0": {"need": "offered", "why": ""}}
