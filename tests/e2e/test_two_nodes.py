@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from . import lab
-from .answers import PROMPTS, TOKENS, Answer, answers, differences
-from .conftest import Record
+from .answers import summary, unlike
+from .cases import ONE
+from .conftest import Record, Reference
+from .scenarios import ALONE, PROMPTS, SMOKE
 from .server import MODULE, SERVE, Replica, Reply, Server, replica
 
 pytestmark = pytest.mark.e2e
@@ -42,12 +44,13 @@ def served(fixed: Path, logs: Path, record: Record) -> Iterator[Replica]:
 
 class TestServeEntry:
     def test_answers_are_those_of_one_stage(
-        self, served: Replica, reference: dict[str, Answer], record: Record
+        self, served: Replica, reference: Reference, record: Record
     ) -> None:
+        wanted = reference(ONE)
         start = time.monotonic()
-        found = answers(served.leader)
+        differing = unlike(served.leader, SMOKE, wanted)
         record("answers, two nodes", time.monotonic() - start)
-        assert not differences(found, reference)
+        assert not differing, summary(differing)
 
     def test_killed_worker_ends_the_leader(self, served: Replica, record: Record) -> None:
         pending = busy(served.leader)
@@ -64,9 +67,9 @@ def module(fixed: Path, logs: Path) -> Iterator[Replica]:
 
 
 class TestModuleEntry:
-    def test_serves(self, module: Replica, reference: dict[str, Answer]) -> None:
-        reply = module.leader.complete(PROMPTS[0], TOKENS).result()
-        assert Answer.of(reply).same(reference[f"alone {PROMPTS[0]!r}"])
+    def test_serves(self, module: Replica, reference: Reference) -> None:
+        differing = unlike(module.leader, [ALONE], reference(ONE))
+        assert not differing, summary(differing)
 
     def test_killed_leader_ends_the_worker(self, module: Replica, record: Record) -> None:
         module.leader.kill()

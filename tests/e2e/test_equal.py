@@ -1,0 +1,84 @@
+"""A fixed replica answers as stock vLLM does with one stage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from . import lab, results
+from .answers import differences, summary, told
+from .cases import CASES, Case, Engine
+from .conftest import Reference
+from .server import SERVE, Server, replica
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+
+@contextlib.contextmanager
+def serving(engine: Engine, environment: Path, logs: Path) -> Iterator[Server]:
+    """The server that answers for an engine, which is up."""
+    variables = dict(engine.variables)
+    arguments = engine.arguments()
+    with lab.lab():
+        if engine.nodes > 1:
+            with replica(environment, logs, SERVE, variables, arguments, engine.model) as pair:
+                yield pair.leader
+        else:
+            log = logs / "server.log"
+            alone = Server(
+                lab.LEADER, environment, arguments, log, variables=variables, model=engine.model
+            )
+            with alone as server:
+                server.boot()
+                yield server
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_answers_are_those_of_one_stage(
+    case: Case,
+    release: str,
+    stock: Path,
+    environment: Callable[..., Path],
+    reference: Reference,
+    logs: Path,
+    subtests: pytest.Subtests,
+) -> None:
+    wanted = reference(case.reference)
+    unsure = set()
+    if case.control:
+        again = logs / "again"
+        again.mkdir()
+        with serving(case.reference, stock, again) as server:
+            for scenario in case.scenarios:
+                found = told(server, scenario)
+                if list(differences(found.answers, wanted[scenario.name].answers)):
+                    unsure.add(scenario.name)
+
+    def keep(scenario: str, result: str, **more: object) -> None:
+        results.keep(release, "scenarios", f"{case.name}: {scenario}", {"result": result, **more})
+
+    fixed = environment("pipeline-parallel", *case.engine.fixes)
+    with serving(case.engine, fixed, logs) as server:
+        for scenario in case.scenarios:
+            with subtests.test(scenario.name):
+                keep(scenario.name, "failed")
+                found = told(server, scenario)
+                differing = list(differences(found.answers, wanted[scenario.name].answers))
+                seconds = [round(found.seconds, 1), round(wanted[scenario.name].seconds, 1)]
+                if differing and scenario.name in unsure:
+                    keep(scenario.name, "one stage differs from itself", seconds=seconds)
+                    continue
+                keep(
+                    scenario.name,
+                    "differs" if differing else "equal",
+                    seconds=seconds,
+                    differences=differing[:20],
+                )
+                assert not differing, summary(differing)
+        if case.grows:
+            count = server.counter(case.grows)
+            keep(case.grows, f"{count:.0f}")
+            assert count, f"{case.grows} has not grown"
