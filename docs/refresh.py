@@ -1,12 +1,15 @@
 """Writes what the documents take from the code: ``python3 docs/refresh.py``.
 
-That is ``docs/fixes.md``, from the locks, and the transcript in the README, which is the output
-of the commands in it on the published wheel. ``tests/test_docs.py`` fails where they differ.
+That is ``docs/fixes.md``, from the locks and from what the matrix has found
+(``docs/matrix.json``, which ``vllm-fixes matrix --write`` writes), and the transcript in the
+README, which is the output of the commands in it on the published wheel.
+``tests/test_docs.py`` fails where they differ.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -18,11 +21,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fixes import catalogue
+from fixes.authoring import results
 from fixes.lock import Fix, Lock, Need
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 README = CHECKOUT / "README.md"
 FIXES = CHECKOUT / "docs" / "fixes.md"
+MATRIX = CHECKOUT / "docs" / "matrix.json"
 #: The transcript: what stands between its first prompt and the end of the block.
 TRANSCRIPT = re.compile(r"(?<=```console\n)\$ .*?(?=```)", re.DOTALL)
 #: Where the README's first command puts the wheel's files.
@@ -53,9 +58,27 @@ def fixes() -> str:
     for lock in locks:
         for bundle in lock.bundles.values():
             lines.append(f"- {lock.profile} `{bundle.name}`: {bundle.title}")
+    lines += ["", "## The matrix", "", *matrix()]
     for name in ids:
         lines += ["", f"## {name}", "", *_about(name, locks)]
     return "\n".join(lines) + "\n"
+
+
+def matrix() -> list[str]:
+    """What was tried on each published wheel, and how often it was as it must be."""
+    document = json.loads(MATRIX.read_text("utf-8"))
+    environments = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in release["environment"].items())
+        for release in document.values()
+    )
+    return [
+        "What `vllm-fixes matrix` has found on the Python files of each published wheel, without",
+        f"their compiled code, in an environment with {'; '.join(environments)}.",
+        "[The matrix](authoring.md#the-matrix) says what is tried in each column. A figure is the",
+        "number of times that it came out as it must; whatever did not is named below the tables.",
+        "",
+        *results.tables(document),
+    ]
 
 
 def _need(fix: Fix | None) -> str:

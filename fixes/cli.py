@@ -26,6 +26,7 @@ VERBS = {
     "diff": ("diff", "print what apply would change, as a unified diff"),
     "pin": ("pin", "pin a plugin without wheels from trees of its releases (maintainers)"),
     "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
+    "matrix": ("matrix", "try every fix on every published wheel (maintainers)"),
 }
 _LEVELS = ("bytes", "import", "probe")
 

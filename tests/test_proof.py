@@ -292,11 +292,14 @@ class Claims:
             }  # type: ignore[arg-type]
         )
 
-    def prove(self, tree: Path, **options: object) -> dict[str, proof.Result]:
+    def prove(
+        self, tree: Path, *, other: Path | None = None, **options: object
+    ) -> dict[str, proof.Result]:
         pinned = PinnedFile("package", "package/core.py", {sha(CORE): ("package==1",)}, {})
         bundles = {"all": Bundle("all", "All", tuple(self.fixes))}
         lock = Lock("v1", "1", {}, {}, {pinned.path: pinned}, self.fixes, bundles, ())
-        results = proof.prove(lock, {"tree": tree}, sys.executable, self.catalogue, **options)  # type: ignore[arg-type]
+        trees = {"tree": tree} | ({"other": other} if other else {})
+        results = proof.prove(lock, trees, sys.executable, self.catalogue, **options)  # type: ignore[arg-type]
         return {result.case.id: result for result in results}
 
 
@@ -338,6 +341,31 @@ def test_a_probe_that_is_blind_proves_nothing(tree, claims):
         "tree-stop-mutant-Engine.stop",
         "tree-stop-mutant-Engine._stopped",
     ]
+
+
+def test_a_probe_that_finds_another_fault_proves_nothing(tree, claims):
+    breaks = body(
+        "from package.core import Engine", "return int(Engine().stop() != 'stopped'), 'x'"
+    )
+    claims.fix("stop", breaks, STOPPED)
+    words = Probe("patches/stop/probe.py", "behaviour", "stops")
+    claims.fixes["stop"] = claims.fixes["stop"]._replace(probe=words)
+    found = claims.prove(tree)
+    assert [name for name, result in found.items() if not result.proved] == [
+        "tree-stop-pristine",
+        "tree-stop-mutant-Engine.stop",
+        "tree-stop-mutant-Engine._stopped",
+    ]
+    assert found["tree-stop-pristine"].fault == "finds something else than 'stops': x"
+    assert found["tree-stop-alone"].fault == ""
+
+
+def test_a_mutant_of_files_that_an_earlier_tree_had_is_not_made_again(tree, claims, tmp_path):
+    claims.fix("stop", STOP, STOPPED)
+    other = make_tree(tmp_path / "other")
+    names = [name for name in claims.prove(tree, other=other) if "mutant" in name]
+    assert names == ["tree-stop-mutant-Engine.stop", "tree-stop-mutant-Engine._stopped"]
+    assert "other-stop-alone" in claims.prove(tree, other=other)
 
 
 def test_a_probe_without_an_answer_is_asked_once_more(tree, claims, tmp_path):

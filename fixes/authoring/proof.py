@@ -2,12 +2,14 @@
 
 A probe must find the fault in the pristine release and in every mutant of the fixed one, and
 must not find it where the fix is in, alone (with what it requires) or with its bundle. Of a
-fix that is upstream it must find nothing from the start.
+fix that is upstream it must find nothing from the start. Where it finds the fault, it has to say
+so in the words that fix.toml has for it: another fault is no proof.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -19,10 +21,12 @@ from fixes.authoring import trials
 from fixes.authoring.images import module_name
 from fixes.authoring.mutants import mutants
 from fixes.catalogue import Catalogue
-from fixes.child import ABSENT, PRESENT
+from fixes.child import ABSENT, CANNOT_TELL, PRESENT
 from fixes.errors import FixesError
 from fixes.lock import Fix, Lock, Need
 from fixes.origin import paths_of
+
+_SAID = {None: "no answer", ABSENT: "absent", PRESENT: "present", CANNOT_TELL: "cannot tell"}
 
 #: The bytes of some files of a tree by path; None for no file.
 Images = Mapping[str, bytes | None]
@@ -39,13 +43,17 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One probe on one tree. ``name`` is the bundle, or the function that is not reached."""
+    """One probe on one tree. ``name`` is the bundle, or the function that is not reached.
+
+    ``finds`` is a regular expression for what the probe says of the fault.
+    """
 
     tree: str
     fix: str
     kind: Kind
     name: str
     expected: int
+    finds: str = ""
 
     @property
     def id(self) -> str:
@@ -65,9 +73,19 @@ class Result:
     first: trials.Answer | None = None
 
     @property
+    def fault(self) -> str:
+        """What is wrong with the answer; empty if the probe said what it must say."""
+        code, reason = self.answer.code, self.answer.reason
+        if code != self.case.expected:
+            return f"{_SAID[code]}, must say {_SAID[self.case.expected]}: {reason}"
+        if code == PRESENT and not re.search(self.case.finds, reason):
+            return f"finds something else than {self.case.finds!r}: {reason}"
+        return ""
+
+    @property
     def proved(self) -> bool:
         """Whether the probe said what it must say."""
-        return self.answer.code == self.case.expected
+        return not self.fault
 
 
 @dataclass(frozen=True)
@@ -92,17 +110,19 @@ def prove(
     """Ask every probe of a profile (or of ``fixes``) about every tree that it must tell apart.
 
     ``trees`` are pristine site-packages by a label, with the Python files of each target;
-    they are read and linked to. ``python`` is an interpreter with what they import. Probes
-    with time limits run ``jobs`` trees at a time; one that brings no answer then is asked
-    once more when nothing else runs.
+    they are read and linked to. A mutant whose files are those of one in an earlier tree is not
+    made again. ``python`` is an interpreter with what they import. Probes with time limits run
+    ``jobs`` trees at a time; one that brings no answer then is asked once more when nothing
+    else runs.
 
     Raises FixesError where a fix does not apply to a tree, and with kind ``no-answer`` where
     the interpreter gives none; ScopeError for a function that no mutant can be made of.
     """
+    known: set[tuple[object, ...]] = set()
     variants = [
         variant
         for label, folder in trees.items()
-        for variant in _variants(lock, label, folder, fixes)
+        for variant in _variants(lock, label, folder, fixes, known)
     ]
     probes = {fix.id: catalogue.read(fix.probe.source) for fix in lock.fixes.values() if fix.probe}
     targets = tuple(dict.fromkeys(file.target for file in lock.files.values()))
@@ -143,8 +163,10 @@ def overlay(base: Path, folder: Path, images: Images) -> None:
             (folder / path).write_bytes(data)
 
 
-def _variants(lock: Lock, label: str, folder: Path, chosen: Collection[str]) -> Iterator[_Variant]:
-    """The trees to make of one, the pristine one first."""
+def _variants(
+    lock: Lock, label: str, folder: Path, chosen: Collection[str], known: set[tuple[object, ...]]
+) -> Iterator[_Variant]:
+    """The trees to make of one, the pristine one first. ``known``: mutants of earlier trees."""
     files = {path: folder / path for path in lock.files}
     pristine = {path: file.read_bytes() if file.exists() else None for path, file in files.items()}
     probed = {
@@ -163,8 +185,10 @@ def _variants(lock: Lock, label: str, folder: Path, chosen: Collection[str]) -> 
                 kind,
                 name,
                 PRESENT if broken and fix.need is Need.OFFERED else ABSENT,
+                fix.probe.finds,
             )
             for fix in asked
+            if fix.probe
         )
         return _Variant(label, images, _modules(asked), tuple(cases))
 
@@ -182,7 +206,10 @@ def _variants(lock: Lock, label: str, folder: Path, chosen: Collection[str]) -> 
         for path, data in images.items():
             if path.endswith(".py") and data is not None:
                 for name, mutant in mutants(before[path], data).items():
-                    yield variant({**images, path: mutant}, Kind.MUTANT, name, [fix.id])
+                    made = {**images, path: mutant}
+                    if (key := (fix.id, *sorted(made.items()))) not in known:
+                        known.add(key)
+                        yield variant(made, Kind.MUTANT, name, [fix.id])
 
 
 def _modules(fixes: Collection[Fix]) -> tuple[str, ...]:

