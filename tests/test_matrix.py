@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -320,3 +321,21 @@ def test_the_results_are_those_of_the_committed_lock(profile):
         assert tree["failed"] == []
         assert set(tree["fixes"]) == tried
         assert set(tree["sets"]) == {*lock.bundles, "all fixes"}
+
+
+# The workflow
+
+
+def test_the_workflow_takes_pinned_actions_and_puts_nothing_into_a_shell():
+    lines = (CHECKOUT / ".github/workflows/matrix.yml").read_text("utf-8").splitlines()
+    uses = [line for line in lines if "uses:" in line]
+    assert len(uses) == 5
+    assert all(re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in uses)
+    for line in lines:
+        if "${{" in line:
+            key = re.match(r" *(?:- )?([\w-]+): ", line)
+            assert key and key[1] != "run", line
+    text = "\n".join(lines)
+    assert re.findall(r"(?m)^ *permissions:\n((?: +\S.*\n)+)", text) == ["  contents: read\n"]
+    assert text.count("timeout-minutes:") == text.count("runs-on:") == 2
+    assert "    shell: bash\n" in text  # else the code of a pipe is that of its end
