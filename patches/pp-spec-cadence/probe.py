@@ -120,6 +120,7 @@ def new_scheduler(stages, v2):
             data_parallel_index=0,
         ),
         observability_config=Settings(),
+        aux_output_config=Settings(),
         ec_manager_config=Settings(get_encoder_cache_manager_obj=lambda: None),
         speculative_config=drafter,
         num_speculative_tokens=DRAFTS,
