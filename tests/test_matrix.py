@@ -128,7 +128,6 @@ def test_some_fixes_only(sound, tmp_path):
 
 def test_what_is_written_keeps_other_releases(sound, tmp_path):
     written = tmp_path / "matrix.json"
-    written.write_text(json.dumps({"v0.1.0": {"gone": 1}, PROFILE: {"old": 1}}))
     other = sound.root / "profiles/v0.31.0.toml"
     other.write_text("")
     try:
@@ -156,6 +155,7 @@ def test_the_matrix_of_a_github_job(sound):
     [
         (("--releases", "v9"), 2, "no profile 'v9'"),
         (("--fix", "nothing"), 2, "has no fix nothing"),
+        (("--write", __file__), 2, "test_matrix.py"),
         (("--python", "/nowhere/python"), 1, "no-answer"),
         (("--python", "/bin/false"), 1, "no-answer"),
     ],

@@ -40,11 +40,14 @@ def run(options: argparse.Namespace) -> int:
         report.emit(json.dumps({"include": include}) + "\n")
         return ExitCode.OK
     _check(authored, options)
-    releases, problems = _try(authored, names, options)
-    document = _merged(authored, {}, releases)
-    problems = [*(problem for each in releases for problem in each.problems()), *problems]
-    _write(authored, options, releases, problems)
-    _show(document, problems, options)
+    written = _read(options.write) if options.write else {}
+    releases, untried = _try(authored, names, options, written)
+    problems = [*(problem for each in releases for problem in each.problems()), *untried]
+    if options.junit:
+        from fixes.authoring import junit
+
+        _put(options.junit, junit.dump(releases, untried))
+    _show(_merged(authored, {}, releases), problems, options)
     return worst(problems)
 
 
@@ -80,9 +83,16 @@ def _check(authored: Catalogue, options: argparse.Namespace) -> None:
 
 
 def _try(
-    authored: Catalogue, names: list[str], options: argparse.Namespace
+    authored: Catalogue,
+    names: list[str],
+    options: argparse.Namespace,
+    written: dict[str, Any],
 ) -> tuple[list[Release], list[Problem]]:
-    """What was found, and what kept a release from being tried."""
+    """What was found, and what kept a release from being tried.
+
+    With --write each release is written as soon as it was tried: all of them take a while.
+    """
+    from fixes.authoring import results
     from fixes.authoring.matrix import Matrix
     from fixes.authoring.wheels import default_cache
 
@@ -100,6 +110,10 @@ def _try(
             releases.append(matrix.run(name, environment))
         except FixesError as error:
             problems += error.problems
+            continue
+        if options.write:
+            document = _merged(authored, written, releases)
+            _put(options.write, results.dump(document).encode())
     return releases, problems
 
 
@@ -109,27 +123,25 @@ def _merged(authored: Catalogue, old: dict[str, Any], releases: list[Release]) -
     return merged(old, releases, authored.profiles())
 
 
-def _write(
-    authored: Catalogue,
-    options: argparse.Namespace,
-    releases: list[Release],
-    problems: list[Problem],
-) -> None:
-    """The files that were asked for; --write keeps what its file says of other releases."""
-    from fixes.authoring import junit, results
-
-    files: dict[Path, bytes] = {}
+def _read(path: Path) -> dict[str, Any]:
+    """What a document says of releases that may not be tried now."""
     try:
-        if options.write:
-            old = json.loads(options.write.read_bytes()) if options.write.exists() else {}
-            files[options.write] = results.dump(_merged(authored, old, releases)).encode()
-        if options.junit:
-            kept = [problem for problem in problems if problem.kind != "not-proved"]
-            files[options.junit] = junit.dump(releases, kept)
-        for path, data in files.items():
-            path.write_bytes(data)
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict):
+            return document
+        what = "is no document of results"
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError) as error:
-        problem = Problem(ExitCode.CANNOT_WRITE, "cannot-write", str(error), "matrix")
+        what = str(error)
+    raise FixesError(Problem(ExitCode.USAGE, "usage", what, str(path)))
+
+
+def _put(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        problem = Problem(ExitCode.CANNOT_WRITE, "cannot-write", str(error), str(path))
         raise FixesError(problem) from None
 
 
