@@ -85,7 +85,7 @@ def new_scheduler(stages, v2):
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-    def no(*args):
+    def no(*args, **options):
         return False
 
     layer = FullAttentionSpec(BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)

@@ -182,7 +182,7 @@ def new_scheduler(stages, grammar_bitmask):
         kv_cache_config=KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], layer)]),
         structured_output_manager=Settings(
             grammar_bitmask=grammar_bitmask,
-            should_advance=lambda request: False,
+            should_advance=lambda *args, **options: False,
             accept_tokens=lambda *args: True,
         ),
         block_size=BLOCK,
