@@ -162,13 +162,10 @@ class _Imports:
                 continue
             if isinstance(value, type):
                 continue
-            live = _code(value)
-            if name in own:
-                good = live in own[name]
-            else:
-                every = (codes for file in self._codes.values() for codes in file.values())
-                good = any(live in codes for codes in every)
-            if not good:
+            wanted = own.get(name) or [
+                code for file in self._codes.values() for codes in file.values() for code in codes
+            ]
+            if not any(code in wanted for code in _codes(value)):
                 what = f"{name} is not the fixed file's code (stale bytecode, or an alias)"
                 self.found[spec["module"]].append(what)
 
@@ -193,6 +190,25 @@ def _code(value: Any) -> CodeType | None:
     if not isinstance(value, FunctionType):
         value = _attribute(type(value), "__call__")
     return value.__code__ if isinstance(value, FunctionType) else None
+
+
+def _codes(value: Any) -> list[CodeType]:
+    """The code behind a function, and that of the functions which its wrappers close over.
+
+    A class decorator may put a plain function in the place of a method and keep that in a cell
+    (vLLM's support_torch_compile does so with ``__init__``).
+    """
+    codes, seen, todo = [], {id(value)}, [value]
+    while todo:
+        held = todo.pop()
+        if (code := _code(held)) is not None:
+            codes.append(code)
+        for cell in _attribute(held, "__closure__") or ():
+            inner = _attribute(cell, "cell_contents")
+            if isinstance(inner, (FunctionType, MethodType)) and id(inner) not in seen:
+                seen.add(id(inner))
+                todo.append(inner)
+    return codes
 
 
 def _attribute(value: Any, name: str) -> Any:

@@ -249,6 +249,20 @@ def wrapped(function):
     return wrapper
 
 
+def decorated(cls):
+    inner = cls.method
+    def method(self, *given):
+        return inner(self, *given)
+    cls.method = method
+    return cls
+
+
+@decorated
+@decorated
+class Decorated:
+    method = function
+
+
 class Names:
     method = function
     static = staticmethod(function)
@@ -270,7 +284,7 @@ call = Call()
 KINDS = [
     *("function", "method", "partial", "cache", "wrapper", "call"),
     *(f"Names.{name}" for name in ("method", "static", "by_class", "prop", "cached", "partial")),
-    *("Names.single", "Names.both"),
+    *("Names.single", "Names.both", "Decorated.method"),
 ]
 
 
