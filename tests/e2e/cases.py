@@ -38,7 +38,7 @@ class Case:
     """A fixed engine whose answers are to be those of a stock one with one stage.
 
     `grows` names a counter that shows that what the case is about did occur. With `control`
-    nothing is claimed unless the stock engine, started twice, gives the same answers.
+    a difference counts only if the stock engine, started once more, does not differ from itself.
     """
 
     name: str
