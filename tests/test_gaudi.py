@@ -154,7 +154,9 @@ ANCHORED = [edit for edit in edits() if edit.anchor]
 def functions(source: str) -> dict[str, ast.FunctionDef]:
     tree = ast.parse(source)
     found = {}
-    for scope in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+    scopes: list[ast.Module | ast.ClassDef] = [tree]
+    scopes += [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for scope in scopes:
         prefix = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
         for node in scope.body:
             if isinstance(node, ast.FunctionDef):
