@@ -14,8 +14,12 @@ _RELEASE = re.compile(
 )
 
 
+#: Characters of a line that are told: some lines hold a whole configuration.
+_TOLD = 160
+
+
 class Found(NamedTuple):
-    """A line that holds a substring; ``line`` counts from 1."""
+    """A line that holds a substring: its number, from 1, and the text around that."""
 
     line: int
     text: str
@@ -46,7 +50,7 @@ def search(lines: Iterable[str], wanted: Mapping[str, Collection[tuple[str, ...]
         if named := _RELEASE.search(line):
             releases[named[1] or named[2]] = None
         for sign in [sign for sign in missing if sign in line]:
-            first[sign] = Found(number, line)
+            first[sign] = Found(number, _around(line, sign))
             missing.remove(sign)
     faults = {}
     for fix, groups in wanted.items():
@@ -55,3 +59,12 @@ def search(lines: Iterable[str], wanted: Mapping[str, Collection[tuple[str, ...]
                 faults[fix] = tuple(sorted({first[sign] for sign in group}))
                 break
     return Signs(faults, tuple(releases), number)
+
+
+def _around(line: str, sign: str) -> str:
+    """As much of a long line as is told, with the sign in it."""
+    if len(line) <= _TOLD:
+        return line
+    end = min(len(line), max(_TOLD, line.index(sign) + len(sign) + _TOLD // 4))
+    start = max(0, min(end - _TOLD, line.index(sign)))
+    return ("... " if start else "") + line[start:end] + (" ..." if end < len(line) else "")

@@ -95,6 +95,15 @@ def test_a_file_that_is_not_there_is_named(release: Release) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_of_a_long_line_the_part_around_the_sign_is_told() -> None:
+    sign = "KeyError: 'cmpl-"
+    for before, behind in ((0, 500), (500, 0), (500, 500), (10, 10), (150, 0)):
+        found = signs.search(["a" * before + sign + "b" * behind], {"fix": [(sign,)]})
+        ((line, text),) = found.faults["fix"]
+        assert line == 1 and sign in text and len(text) <= 168
+        assert text.startswith("...") == (before > 140) and text.endswith("...") == (behind > 100)
+
+
 def test_the_release_is_read_from_the_log() -> None:
     lines = [
         "Initializing a V1 LLM engine (v0.30.0) with config: model='m'",

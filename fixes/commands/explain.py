@@ -12,8 +12,6 @@ from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock, Need
 from fixes.signs import Signs
 
-_WIDTH = 160
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
@@ -95,7 +93,7 @@ def _text(found: Signs, locks: Sequence[Lock]) -> str:
     lines = [f"{found.lines} lines{named}"]
     for fix, where in found.faults.items():
         lines += ["", f"{fix}: {_title(fix, locks)}"]
-        lines += [f"  line {line}: {text[:_WIDTH]}" for line, text in where]
+        lines += [f"  line {line}: {text}" for line, text in where]
         offered = []
         for profile, (need, why) in _needs(fix, locks).items():
             if need is Need.OFFERED:
