@@ -43,7 +43,7 @@ def select(names: Sequence[str], here: Session) -> Selection:
                 if isinstance(found, Problem):
                     problems.append(found)
                 elif isinstance(found, FixLine):
-                    lines.append(found)
+                    lines += [found] if found not in lines else []
                 else:
                     fixes += platform.fixes
             problems += _strangers(name, lock, plugins)
