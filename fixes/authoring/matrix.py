@@ -139,20 +139,25 @@ class Matrix:
         return found
 
     def _trips(self, lock: Lock, label: str, tree: Path, scratch: Path) -> tuple[Level, list[Cell]]:
-        """The least level of all sets of fixes on one tree, and their cells."""
+        """The least level that all fixes reached on one tree, and the cells of all sets.
+
+        The bundles are verified to their bytes: of what they hold, all fixes together are
+        imported and probed here, and each bundle's probes are asked by ``proof``.
+        """
         began = time.monotonic()
         modules = [module_name(path) for path in lock.files if path.endswith(".py")]
         compile_modules(tree, self.python, modules)
         levels, cells = [], []
         for name, names in self._sets(lock).items():
-            trip = Trip(name, names, lock, tree, self.python, self.catalogue.root)
+            level = Level.BYTES if name in lock.bundles else Level.PROBE
+            trip = Trip(name, names, lock, tree, self.python, self.catalogue.root, level)
             with TemporaryDirectory(dir=scratch.parent) as copies:
-                level, found = trip.take(Path(copies, "tree"))
-            levels.append(level)
+                reached, found = trip.take(Path(copies, "tree"))
+            levels += [reached] if level is Level.PROBE else []
             cells += found
         failed = sum(bool(cell.fault) for cell in cells)
         self.say(
-            f"{lock.profile} {label}: {len(levels)} sets of fixes applied and reverted, "
+            f"{lock.profile} {label}: {len(self._sets(lock))} sets of fixes applied and reverted, "
             f"{failed or 'no'} cells failed, {time.monotonic() - began:.0f} s"
         )
         return min(levels, default=Level.NONE), cells

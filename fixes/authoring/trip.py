@@ -47,6 +47,7 @@ class Trip:
     """A set of fixes on its way into a tree and out of it. ``names`` go on the command line.
 
     ``tree`` is a pristine site-packages, which is copied; ``profiles`` the authored root.
+    ``level`` is how far its files are verified each time: an import takes long.
     """
 
     name: str
@@ -55,9 +56,10 @@ class Trip:
     tree: Path
     python: str
     profiles: Path
+    level: Level = Level.PROBE
 
     def take(self, copy: Path) -> tuple[Level, list[Cell]]:
-        """The level that ``apply`` reached, and a cell for each column of a set.
+        """The level that ``apply`` reached, and a cell for each column that the level has.
 
         ``copy`` is a folder to make. Behind the first cell that fails nothing is tried.
         """
@@ -65,6 +67,8 @@ class Trip:
         run = _Run(self, copy, _content(copy))
         cells: list[Cell] = []
         for column, step in zip(OF_SETS, run.steps(), strict=True):
+            if step is None:
+                continue
             fault = "" if not cells or not cells[-1].fault else "not reached"
             began = time.monotonic()
             fault = fault or step()
@@ -88,21 +92,22 @@ class _Run:
     def __init__(self, trip: Trip, copy: Path, pristine: _Content) -> None:
         self._trip, self._copy, self._pristine = trip, copy, pristine
         self._applied: dict[str, Any] = {}
+        self._verify = ("--verify", trip.level.word)
         self.level = Level.NONE
 
-    def steps(self) -> tuple[Callable[[], str], ...]:
-        """One for each column of a set, in that order."""
+    def steps(self) -> tuple[Callable[[], str] | None, ...]:
+        """One for each column of a set, in that order; None for a level that is not asked."""
         return (
             self._apply,
             self._bytes,
-            lambda: self._reached(Level.IMPORT),
-            lambda: self._reached(Level.PROBE),
+            self._reaching(Level.IMPORT),
+            self._reaching(Level.PROBE),
             self._again,
             self._revert,
         )
 
     def _apply(self) -> str:
-        self._applied = self._say("apply", *self._trip.names)
+        self._applied = self._say("apply", *self._trip.names, *self._verify)
         if fault := _refused(self._applied):
             left = _difference(self._pristine, _content(self._copy), "refused")
             return "; ".join(filter(None, (fault, left)))
@@ -143,13 +148,16 @@ class _Run:
             images[file.path] = (mode, hashlib.sha256(file.content or b"").hexdigest())
         return images
 
+    def _reaching(self, level: Level) -> Callable[[], str] | None:
+        return (lambda: self._reached(level)) if level <= self._trip.level else None
+
     def _reached(self, level: Level) -> str:
         self.level = Level[self._applied["level"].upper()]
         return "" if self.level >= level else f"apply reached the level {self.level.word}"
 
     def _again(self) -> str:
         digest, before = self._applied["digest"], _status(self._copy)
-        self._applied = self._say("apply", *self._trip.names)
+        self._applied = self._say("apply", *self._trip.names, *self._verify)
         if fault := _refused(self._applied) or self._verdicts("already-applied"):
             return fault
         if self._applied["changed"] or _status(self._copy) != before:
