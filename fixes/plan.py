@@ -122,7 +122,7 @@ def make(
     for path, pinned in files_known.items():
         kept = bool(state and path in state.files)
         scoped = pinned.target in scope_locked
-        file, found = _file(lock, pinned, origins[path], names, kept, scoped)
+        file, found = _file(lock, pinned, origins[path], names, kept, scoped, foreign_allowed)
         problems += found
         files.append(file)
     retired = tuple(sorted((recorded & set(removed)) - set(lock.fixes)))
@@ -209,6 +209,7 @@ def _file(
     wanted: frozenset[str],
     recorded: bool,
     scoped: bool,
+    foreign_allowed: Collection[str],
 ) -> tuple[FilePlan, list[Problem]]:
     path = pinned.path
     here = tuple(name for name in lock.changes.get(path, ()) if name in wanted)
@@ -231,6 +232,8 @@ def _file(
         accepted=found.accepted,
         by_edits=by_edits,
     )
+    if drift and path not in foreign_allowed:
+        return plan, drift  # accepted once as the same syntax, which is now pinned otherwise
     # Nothing to apply to it is no way to accept a file that may still hold what was recorded.
     foreign = found.verdict is FileVerdict.FOREIGN and not (found.accepted and here)
     if foreign or found.verdict is FileVerdict.MISSING:

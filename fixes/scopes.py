@@ -36,18 +36,19 @@ def pins(data: bytes, edits: Iterable[Edit]) -> tuple[Scope, ...]:
 def differing(data: bytes, scopes: Sequence[Scope]) -> tuple[str, ...]:
     """In words, every scope that is not as pinned; none for a file in which all are.
 
+    A part that is pinned several times, since releases differ in it, may be any of these.
+
     Raises SyntaxError for anything but Python.
     """
     tree = parse(data)
-    faults = []
+    wanted: dict[tuple[str, str], set[str]] = {}
     for scope in scopes:
-        what = (
-            f"the {scope.part} of {scope.name or 'the module'}"
-            if scope.part != "whole"
-            else scope.name
-        )
+        wanted.setdefault((scope.name, scope.part), set()).add(scope.sha256)
+    faults = []
+    for (name, part), hashes in wanted.items():
+        what = f"the {part} of {name or 'the module'}" if part != "whole" else name
         try:
-            if _digest(tree, scope.name, scope.part) != scope.sha256:
+            if _digest(tree, name, part) not in hashes:
                 faults.append(f"{what} is other code than was pinned")
         except ScopeError as error:
             faults.append(f"{what}: {error.message}")

@@ -105,6 +105,14 @@ def test_what_an_edit_relies_on_may_not_differ(old: str, new: str, fault: str) -
     assert any(fault in one for one in found), found
 
 
+def test_releases_may_differ_in_a_scope_if_each_is_pinned() -> None:
+    other = change("return done", "return done or 1").encode()
+    both = (*pins(MODULE.encode(), [RUN]), *pins(other, [RUN]))
+    assert differing(MODULE.encode(), both) == differing(other, both) == ()
+    (fault,) = differing(change("return done", "return done or 2").encode(), both)
+    assert fault == "Worker.run is other code than was pinned"
+
+
 def test_a_signature_is_all_that_callers_see() -> None:
     edit = Edit("m.py", "delete", "main", "Worker().run([])", relies=("Worker.helper",))
     wanted = pins(MODULE.encode(), [edit])

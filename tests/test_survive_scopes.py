@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import places
 import pytest
@@ -102,3 +106,31 @@ def test_every_mismatch_is_told_in_one_run(place: Place) -> None:
         for problem in place.json("stop", "--scope-lock")["problems"]
     ]
     assert ("vllm/core.py", "drifted") in kinds and ("vllm/crlf.py", "drifted") in kinds
+
+
+def test_what_was_accepted_once_is_held_against_the_lock_of_today(
+    place: Place, tmp_path: Path
+) -> None:
+    """A later lock pins other syntax: its edits must not be done on what was accepted before."""
+    place.ok("stop", "--scope-lock")
+    root = tmp_path / "root"
+    shutil.copytree(place.release.root, root)
+    lock = root / "profiles/v0.30.0.lock.json"
+    document = json.loads(lock.read_text())
+    for step in document["fixes"]["stop"]["steps"]:
+        for change in step["changes"]:
+            for scope in change.get("scopes", []):
+                scope["sha256"] = "0" * 64
+    lock.write_text(json.dumps(document))
+    before = places.identities(place.site)
+    for arguments in (("stop",), ("end",), ("stop", "--scope-lock"), ("verify", "stop")):
+        place.release = elsewhere(root)
+        found = place.json(*arguments)
+        kinds = [problem["kind"] for problem in found["problems"]]
+        assert found["exit"] == 1 and "drifted" in kinds, (arguments, found["problems"])
+    assert places.identities(place.site) == before
+
+
+def elsewhere(root: Path) -> Any:
+    """A release whose authored files lie elsewhere."""
+    return SimpleNamespace(root=root)

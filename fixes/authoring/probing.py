@@ -2,7 +2,7 @@
 
 With an interpreter that has vLLM's requirements, each probe runs on the Python files of the
 reference wheels. Without one, the answer that the existing lock records is kept as long as
-nothing it depends on has changed: fix.toml, probe.py and the wheels. A fix that is upstream
+nothing it depends on has changed: probe.py and the wheels. A fix that is upstream
 needs an answer, one that is offered may go without.
 """
 
@@ -129,10 +129,9 @@ def recorded(
     kept = {}
     for fix in _probed(authored):
         old = previous.fixes.get(fix)
-        sources = (f"patches/{fix}/fix.toml", f"patches/{fix}/probe.py")
-        for source in sources:
-            authored.read(source)
-        same = all(previous.authored.get(s) == authored.sha256[s] for s in sources)
+        source = f"patches/{fix}/probe.py"
+        authored.read(source)
+        same = previous.authored.get(source) == authored.sha256[source]
         if old and old.pristine_probe and same:
             kept[fix] = old.pristine_probe
     return kept

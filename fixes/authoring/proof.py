@@ -166,7 +166,7 @@ def overlay(base: Path, folder: Path, images: Images) -> None:
 def _variants(
     lock: Lock, label: str, folder: Path, chosen: Collection[str], known: set[tuple[object, ...]]
 ) -> Iterator[_Variant]:
-    """The trees to make of one, the pristine one first. ``known``: mutants of earlier trees."""
+    """The trees to make of one, the pristine one first. ``known``: files that earlier trees had."""
     files = {path: folder / path for path in lock.files}
     pristine = {path: file.read_bytes() if file.exists() else None for path, file in files.items()}
     probed = {
@@ -202,7 +202,9 @@ def _variants(
             continue
         before = {**pristine, **_applied(lock, pristine, fix.requires)}
         images = _applied(lock, pristine, [fix.id])
-        yield variant(images, Kind.ALONE, "", [fix.id])
+        if (key := (fix.id, *sorted(images.items()))) not in known:
+            known.add(key)
+            yield variant(images, Kind.ALONE, "", [fix.id])
         for path, data in images.items():
             if path.endswith(".py") and data is not None:
                 for name, mutant in mutants(before[path], data).items():
