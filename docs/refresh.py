@@ -54,10 +54,11 @@ def fixes() -> str:
         evidence = fix.probe.evidence if fix.probe else ""
         cells = [f"[{name}](#{name})", *map(_need, having), wire, evidence]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Bundles:", ""]
-    for lock in locks:
-        for bundle in lock.bundles.values():
-            lines.append(f"- {lock.profile} `{bundle.name}`: {bundle.title}")
+    lines.append(f"| **{len(ids)} fixes** | {' | '.join(map(_steps, locks))} | | |")
+    lines += ["", "Bundles ([why each member is in it](bundles.md)):", ""]
+    bundles = {bundle: None for lock in locks for bundle in lock.bundles.values()}
+    for bundle in bundles:
+        lines.append(f"- `{bundle.name}`: {bundle.title}: {', '.join(bundle.members)}")
     lines += ["", "## The matrix", "", *matrix()]
     for name in ids:
         lines += ["", f"## {name}", "", *_about(name, locks)]
@@ -79,6 +80,13 @@ def matrix() -> list[str]:
         "",
         *results.tables(document),
     ]
+
+
+def _steps(lock: Lock) -> str:
+    """How many steps of each kind a profile has."""
+    kinds = [step.kind for fix in lock.fixes.values() for step in fix.steps]
+    counts = {kind: kinds.count(kind) for kind in ("edit", "diff")}
+    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
 
 
 def _need(fix: Fix | None) -> str:
