@@ -35,13 +35,19 @@ def ask(
     targets: Mapping[str, Sequence[Wheel]],
     touched: Iterable[str],
     python: str,
+    known: Mapping[str, str],
 ) -> dict[str, str]:
     """Run the probe of each fix that is offered or upstream on the reference wheels' files.
+
+    Fixes whose answer is ``known`` are not asked again, and their answers are in the result.
 
     The ``touched`` files are imported once, before all probes, where they can be imported
     together; otherwise each probe imports what it needs. Raises FixesError, kind
     ``no-answer``, for probes that broke or took too long.
     """
+    fixes = [fix for fix in _probed(authored) if fix not in known]
+    if not fixes:
+        return dict(known)
     targets = {target: wheels for target, wheels in targets.items() if wheels}
     references = [wheels[0] for wheels in targets.values()]
     packages = [f"{target}/__init__.py" for target in targets]
@@ -62,14 +68,14 @@ def ask(
                     for path, wheel in files
                     if path in wheel.names and path.endswith(".py")
                 ],
-                "probes": [_request(authored, fix) for fix in _probed(authored)],
+                "probes": [_request(authored, fix) for fix in fixes],
                 "probe_s": _PROBE_S,
                 "probes_s": _ALL_S,
             }
             answer = _run(python, request)
             if not any(answer["modules"].values()):
                 break
-    return _results(answer, python)
+    return {**known, **_results(answer, python)}
 
 
 def _request(authored: Authored, fix: str) -> dict[str, str]:

@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profiles", type=Path, metavar="DIR", help="another folder of profiles and patches")
     add("--check", action="store_true", help="write nothing; fail where a lock would change")
     add("--cache", type=Path, metavar="DIR", help="where wheels are kept")
-    add("--python", metavar="EXE", help="ask the probes about the pristine release with this")
+    add(
+        "--python",
+        metavar="EXE",
+        help="ask probes with no recorded answer about the pristine release with this",
+    )
     add("--json", action="store_true", help="print one JSON document")
     add("--quiet", action="store_true", help="print problems only")
 
@@ -75,10 +79,9 @@ def _lock(root: Catalogue, name: str, options: argparse.Namespace) -> dict[str, 
                 stack.enter_context(wheel.archive)
         resolved = resolve(authored, targets)
         lock = resolved.lock
+        answers = probing.recorded(authored, lock.wheels, _loaded(old, path))
         if options.python:
-            answers = probing.ask(authored, targets, lock.files, options.python)
-        else:
-            answers = probing.recorded(authored, lock.wheels, _loaded(old, path))
+            answers = probing.ask(authored, targets, lock.files, options.python, answers)
     if problems := probing.contradictions(authored, answers):
         raise FixesError(*problems)
     fixes = {
