@@ -125,6 +125,8 @@ REAL = {
     "headless-module-entry.worker": {"headless-module-entry"},
     "headless-module-entry.leader": set(),
     "cpu-ngram": {"cpu-ngram"},
+    "ernie45-tied-pp": {"ernie45-tied-pp"},
+    "granite-hybrid-pp-load": {"granite-hybrid-pp-load"},
 }
 
 
