@@ -54,7 +54,7 @@ def fixes() -> str:
         evidence = fix.probe.evidence if fix.probe else ""
         cells = [f"[{name}](#{name})", *map(_need, having), wire, evidence]
         lines.append(f"| {' | '.join(cells)} |")
-    lines.append(f"| **{len(ids)} fixes** | {' | '.join(map(_steps, locks))} | | |")
+    lines.append(f"| **all {len(ids)}** | {' | '.join(map(_steps, locks))} | | |")
     lines += ["", "Bundles ([why each member is in it](bundles.md)):", ""]
     bundles = {bundle: None for lock in locks for bundle in lock.bundles.values()}
     for bundle in bundles:
@@ -83,10 +83,10 @@ def matrix() -> list[str]:
 
 
 def _steps(lock: Lock) -> str:
-    """How many steps of each kind a profile has."""
-    kinds = [step.kind for fix in lock.fixes.values() for step in fix.steps]
-    counts = {kind: kinds.count(kind) for kind in ("edit", "diff")}
-    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
+    """How many fixes a profile offers, and how many of them are edits alone."""
+    offered = [fix for fix in lock.fixes.values() if fix.need is Need.OFFERED]
+    edits = sum(all(step.kind == "edit" for step in fix.steps) for fix in offered)
+    return f"{len(offered)} offered: {edits} edits, {len(offered) - edits} with a diff"
 
 
 def _need(fix: Fix | None) -> str:

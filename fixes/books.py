@@ -6,7 +6,7 @@ from fixes import __version__, record
 from fixes.look import Look
 from fixes.plan import FilePlan, Plan
 from fixes.session import Session
-from fixes.state import FixedFile, State, pack
+from fixes.state import SAME_SYNTAX, FixedFile, State, pack
 from fixes.tree import Tree
 
 
@@ -46,9 +46,11 @@ def _original(found: Look, item: Tree, file: FilePlan, data: bytes) -> bytes | N
     told = record.told(data, file.path)
     if told is None or not file.pre:
         return None
-    if file.now == file.pre:
+    size = len(file.pristine() or b"")
+    # Of the release's own bytes RECORD may say what a state that is gone had made of them.
+    if file.now == file.pre and (file.accepted or record.matches(data, file.path, file.pre, size)):
         return told
-    return record.agreed(file.pre, len(file.pristine() or b""))
+    return record.agreed(file.pre, size)
 
 
 def _size(found: Look, file: FilePlan) -> int:
@@ -62,7 +64,11 @@ def states(here: Session, found: Look, plan: Plan) -> dict[str, State | None]:
     digest = plan.digest(here.releases)
     for item in here.trees:
         files = {file.path: _saved(found, item, file) for file in _of(item, plan) if file.wanted}
-        accepted = sorted(f.path for f in _of(item, plan) if f.wanted and f.accepted)
+        accepted = sorted(
+            f"{SAME_SYNTAX if f.by_edits else ''}{f.path}"
+            for f in _of(item, plan)
+            if f.wanted and f.accepted
+        )
         if not files:
             made[item.target] = None
             continue

@@ -14,7 +14,7 @@ from functools import partial
 from fixes import hunks
 from fixes.digest import sha256
 from fixes.lock import FileChange, Fix, Lock, PinnedFile
-from fixes.state import State
+from fixes.state import SAME_SYNTAX, State
 
 
 class FileVerdict(str, Enum):
@@ -32,7 +32,7 @@ class Origin:
     """Where a file's bytes come from: its pre-image (sha256) and the fixes in it.
 
     ``pristine`` gives the pre-image's bytes. ``accepted``: it is no locked pre-image, but one
-    that the operator accepted by name.
+    that was accepted, by its name or (``scoped``) as the same syntax.
     """
 
     verdict: FileVerdict
@@ -41,6 +41,7 @@ class Origin:
     present: tuple[str, ...]
     pristine: Callable[[], bytes | None]
     accepted: bool = False
+    scoped: bool = False
 
 
 def find(
@@ -58,15 +59,25 @@ def find(
     now = sha256(data)
     if now in pinned.pristine:
         return Origin(FileVerdict.PRISTINE, now, now, (), lambda: data)
-    if state and record and pinned.path in state.accepted:  # those bytes, and no others
+    marks = state.accepted if state and record else ()
+    scoped = SAME_SYNTAX + pinned.path in marks
+    if record and (scoped or pinned.path in marks):  # those bytes, and no others
         accept = accept or now in (record.pre, record.post)
     if record is not None and record.post == now:
         known = record.pre in pinned.pristine or (not record.pre and not pinned.pristine)
         if known or accept:
             fixes = tuple(name for name in record.fixes if name in lock.fixes)
-            return Origin(FileVerdict.APPLIED, now, record.pre, fixes, record.pristine, not known)
+            odd = not known
+            applied = FileVerdict.APPLIED
+            return Origin(applied, now, record.pre, fixes, record.pristine, odd, odd and scoped)
     return _recognise(lock, pinned, data, now) or Origin(
-        FileVerdict.FOREIGN, now, now if accept else "", (), lambda: data, accept
+        FileVerdict.FOREIGN,
+        now,
+        now if accept else "",
+        (),
+        lambda: data,
+        accept,
+        accept and scoped,
     )
 
 

@@ -121,6 +121,7 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
     wire = [name for name in plan.wanted if here.lock.fixes[name].wire and name not in plan.present]
     if wire:
         report.notes.append(f"needed on every node of a replica, or on none: {', '.join(wire)}")
+    report.notes += _broken(here, plan)
     report.digest = plan.digest(here.releases)
     report.accepted += [
         f"{'same syntax in' if file.by_edits else 'foreign pre-image of'} {file.path}, "
@@ -131,6 +132,17 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
     if here.odd_version and not here.problems:
         report.accepted.append(f"version {here.trees[0].version} for profile {here.lock.profile}")
     return report
+
+
+def _broken(here: Session, plan: Plan) -> list[str]:
+    """The bundles that were whole and lose a part; another bundle may have shared it."""
+    notes = []
+    for bundle in here.lock.bundles.values():
+        members = [name for name in bundle.members if here.lock.fixes[name].steps]
+        gone = [name for name in members if name not in plan.wanted]
+        if set(members) <= set(plan.present) and 0 < len(gone) < len(members):
+            notes.append(f"{bundle.name} is not whole without {', '.join(gone)}")
+    return notes
 
 
 def refused(

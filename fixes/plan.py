@@ -115,7 +115,7 @@ def make(
     }
     present = _present(lock, origins)
     wanted = _in_order(lock, (set(asked) | present | (recorded & set(lock.fixes))) - set(removed))
-    problems += _relations(lock, wanted)
+    problems += _relations(lock, wanted, removed)
     problems += _halves(lock, origins, present | set(wanted), removed)
     files = []
     names = frozenset(wanted)
@@ -153,21 +153,18 @@ def _in_order(lock: Lock, names: Collection[str]) -> tuple[str, ...]:
     )
 
 
-def _relations(lock: Lock, wanted: tuple[str, ...]) -> list[Problem]:
+def _relations(lock: Lock, wanted: tuple[str, ...], removed: Collection[str]) -> list[Problem]:
     problems = []
     for name in wanted:
         for other in lock.fixes[name].requires:
             offered = other in lock.fixes and lock.fixes[other].need is Need.OFFERED
             if offered and other not in wanted:
-                problems.append(
-                    Problem(
-                        ExitCode.MISMATCH,
-                        "conflict",
-                        f"{name} requires {other}, which would not be in",
-                        name,
-                        hint=f"name {other} as well, or take both out",
-                    )
-                )
+                what = f"requires {other}, which would not be in"
+                hint = f"name {other} as well, or take both out"
+                if other in removed:
+                    what = f"is in and requires {other}"
+                    hint = f"revert {name} as well"
+                problems.append(Problem(ExitCode.MISMATCH, "conflict", what, name, hint))
         for other in lock.fixes[name].conflicts:
             if other in wanted:
                 what = f"{name} cannot go with {other}"
@@ -213,12 +210,15 @@ def _file(
 ) -> tuple[FilePlan, list[Problem]]:
     path = pinned.path
     here = tuple(name for name in lock.changes.get(path, ()) if name in wanted)
+    foreign = found.verdict is FileVerdict.FOREIGN
     drift = None
-    if here and (found.accepted or (scoped and found.verdict is FileVerdict.FOREIGN)):
+    by_edits = False
+    if here and path not in foreign_allowed:
+        by_edits = found.scoped or (scoped and foreign and not found.accepted)
+    if by_edits:
         drift = postimage.drift(lock, path, here, found)
-    by_edits = drift == []
-    if by_edits and not found.accepted:
-        found = replace(found, pre=found.now, accepted=True)
+        if drift == []:
+            found = replace(found, pre=found.now if foreign else found.pre, accepted=True)
     plan = FilePlan(
         pinned.target,
         path,
@@ -232,14 +232,14 @@ def _file(
         accepted=found.accepted,
         by_edits=by_edits,
     )
-    if drift and path not in foreign_allowed:
-        return plan, drift  # accepted once as the same syntax, which is now pinned otherwise
+    if by_edits and drift != []:  # other syntax, or a diff, which has no scopes
+        return plan, drift or [_mismatch(lock, pinned, found)]
     # Nothing to apply to it is no way to accept a file that may still hold what was recorded.
     foreign = found.verdict is FileVerdict.FOREIGN and not (found.accepted and here)
     if foreign or found.verdict is FileVerdict.MISSING:
         if not here and not recorded:
             return plan, []
-        return plan, drift if scoped and drift else [_mismatch(lock, pinned, found)]
+        return plan, [_mismatch(lock, pinned, found)]
     if not here and found.verdict is not FileVerdict.APPLIED:
         return plan, []
     known = pinned.post.get((found.pre, here)) if here else None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: How a server, an engine and a headless node name their release (0.26.0 to 0.33.0).
 _RELEASE = re.compile(
-    r"(?:V1 LLM engine|Launching vLLM) \(v([^)\s]+)\)|vLLM server version ([^,\s]+)"
+    r"(?:V1 LLM engine|Launching vLLM) \(v([^)\s]+)\)|(?:vLLM server|█ ) version ([^,\s]+)"
 )
 
 
@@ -19,8 +19,9 @@ _TOLD = 160
 
 
 class Found(NamedTuple):
-    """A line that holds a substring: its number, from 1, and the text around that."""
+    """A line that holds a substring: its log and number, from 1, and the text around that."""
 
+    log: str
     line: int
     text: str
 
@@ -35,30 +36,34 @@ class Signs(NamedTuple):
     lines: int
 
 
-def search(lines: Iterable[str], wanted: Mapping[str, Collection[tuple[str, ...]]]) -> Signs:
-    """Look for the ``wanted`` groups of substrings of each fix, in one pass.
+def search(
+    logs: Mapping[str, Iterable[str]], wanted: Mapping[str, Collection[tuple[str, ...]]]
+) -> Signs:
+    """Look for the ``wanted`` groups of substrings of each fix, in one pass over named logs.
 
-    A group occurs when each of its substrings is in some line; where it occurs several times
-    the first line is told.
+    A group occurs when each of its substrings is in some line of some log; where it occurs
+    several times the first line is told.
     """
     missing = {sign for groups in wanted.values() for group in groups for sign in group}
     first: dict[str, Found] = {}
     releases: dict[str, None] = {}
-    number = 0
-    for number, raw in enumerate(lines, 1):
-        line = _COLOUR.sub("", raw).strip()
-        if named := _RELEASE.search(line):
-            releases[named[1] or named[2]] = None
-        for sign in [sign for sign in missing if sign in line]:
-            first[sign] = Found(number, _around(line, sign))
-            missing.remove(sign)
+    count = 0
+    for log, lines in logs.items():
+        for number, raw in enumerate(lines, 1):
+            count += 1
+            line = _COLOUR.sub("", raw).strip()
+            if named := _RELEASE.search(line):
+                releases[named[1] or named[2]] = None
+            for sign in [sign for sign in missing if sign in line]:
+                first[sign] = Found(log, number, _around(line, sign))
+                missing.remove(sign)
     faults = {}
     for fix, groups in wanted.items():
         for group in groups:
             if all(sign in first for sign in group):
                 faults[fix] = tuple(sorted({first[sign] for sign in group}))
                 break
-    return Signs(faults, tuple(releases), number)
+    return Signs(faults, tuple(releases), count)
 
 
 def _around(line: str, sign: str) -> str:

@@ -17,6 +17,8 @@ from fixes.digest import seal, sha256, unseal
 from fixes.disk import LARGEST
 
 FORMAT = 1
+#: Marks a path among ``accepted`` whose bytes were accepted as the same syntax, not by name.
+SAME_SYNTAX = "same syntax: "
 
 
 class Level(IntEnum):

@@ -46,8 +46,8 @@ def test_a_group_of_signs_may_stand_on_several_lines_in_any_order(release: Relea
     code, said = explain(release, FAILED + "...\n" + WORKER)
     assert code == 0
     assert "ready: What ready is about" in said
-    assert "line 1: (EngineCore pid=5) ERROR AssertionError: not ready" in said
-    assert "line 3: (Worker_PP1 pid=7)" in said
+    assert "  -:1: (EngineCore pid=5) ERROR AssertionError: not ready" in said
+    assert "  -:3: (Worker_PP1 pid=7)" in said
     assert "offered in v0.30.0" in said and "stop" not in said
 
 
@@ -59,7 +59,7 @@ def test_a_part_of_a_group_is_no_sign(release: Release, log: str) -> None:
 
 def test_every_fault_is_told_once_with_its_first_line(release: Release) -> None:
     code, said = explain(release, ("x\nKeyError: 'cmpl-7'\n" * 3) + "Engine.start gave up\n")
-    assert code == 0 and said.count("line ") == 2 and "line 2: KeyError" in said
+    assert code == 0 and said.count("  -:") == 2 and "-:2: KeyError" in said
 
 
 def test_what_is_not_offered_says_why(release: Release) -> None:
@@ -86,6 +86,10 @@ def test_several_files_are_one_log(release: Release, tmp_path: Path) -> None:
     assert done.returncode == 0 and document["lines"] == 2
     (fix,) = document["fixes"]
     assert fix["id"] == "ready" and fix["profiles"]["v0.30.0"]["need"] == "offered"
+    assert {(Path(one["log"]).name, one["line"]) for one in fix["lines"]} == {
+        ("leader.log", 1),
+        ("worker.log", 1),
+    }
 
 
 def test_a_file_that_is_not_there_is_named(release: Release) -> None:
@@ -98,9 +102,9 @@ def test_a_file_that_is_not_there_is_named(release: Release) -> None:
 def test_of_a_long_line_the_part_around_the_sign_is_told() -> None:
     sign = "KeyError: 'cmpl-"
     for before, behind in ((0, 500), (500, 0), (500, 500), (10, 10), (150, 0)):
-        found = signs.search(["a" * before + sign + "b" * behind], {"fix": [(sign,)]})
-        ((line, text),) = found.faults["fix"]
-        assert line == 1 and sign in text and len(text) <= 168
+        found = signs.search({"log": ["a" * before + sign + "b" * behind]}, {"fix": [(sign,)]})
+        ((log, line, text),) = found.faults["fix"]
+        assert (log, line) == ("log", 1) and sign in text and len(text) <= 168
         assert text.startswith("...") == (before > 140) and text.endswith("...") == (behind > 100)
 
 
@@ -110,7 +114,7 @@ def test_the_release_is_read_from_the_log() -> None:
         "Launching vLLM (v0.30.0+cpu) headless multiproc executor, with head node address",
         "vLLM server version 0.30.0, serving model m",
     ]
-    assert signs.search(lines, {}).releases == ("0.30.0", "0.30.0+cpu")
+    assert signs.search({"log": lines}, {}).releases == ("0.30.0", "0.30.0+cpu")
 
 
 #: Logs of real servers, 0.30.0 on a CPU, one fault in each: what is known of them, as published.

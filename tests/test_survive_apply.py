@@ -168,6 +168,14 @@ def test_reverting_one_fix_is_the_others_alone(place: Place) -> None:
     assert place.is_pristine()
 
 
+def test_a_bundle_that_loses_a_part_is_told(place: Place) -> None:
+    place.ok(BUNDLE)
+    assert f"{BUNDLE} is not whole without end" in place.json("revert", "end")["notes"]
+    assert place.json("revert", "stop")["notes"] == []  # it was not whole before
+    place.ok(BUNDLE)
+    assert place.json("revert", BUNDLE)["notes"] == []  # nothing of it is left
+
+
 def test_reverting_what_is_not_in_changes_nothing(tmp_path: Path) -> None:
     place = places.unpacked(tmp_path / "x")
     before = places.identities(place.site)

@@ -134,3 +134,42 @@ def test_what_was_accepted_once_is_held_against_the_lock_of_today(
 def elsewhere(root: Path) -> Any:
     """A release whose authored files lie elsewhere."""
     return SimpleNamespace(root=root)
+
+
+def test_how_a_file_was_accepted_is_remembered(tmp_path: Path) -> None:
+    """By its name: other code too, and every later run; as the same syntax: no diff."""
+    named = places.environment(tmp_path / "named")
+    write(named, CORE.replace("class Engine:", "class Engine(dict):") + "\n\nMORE = 2\n")
+    assert named.json("stop", "--scope-lock")["exit"] == 1
+    named.ok("stop", "--allow-foreign", "vllm/core.py")
+    for arguments in (("stop",), ("verify", "stop"), ("status",), ("end",), ("revert", "end")):
+        document = named.json(*arguments)
+        assert document["exit"] == 0, (arguments, document["problems"])
+    named.ok("revert", "--all")
+    assert named.is_pristine()
+
+    scoped = places.environment(tmp_path / "scoped")
+    write(scoped, BUILT)
+    scoped.ok("stop", "--scope-lock")
+    before = places.identities(scoped.site)
+    document = scoped.json("ready")  # a diff in the same file
+    assert document["exit"] == 1
+    assert [problem["kind"] for problem in document["problems"]] == ["foreign"]
+    assert places.identities(scoped.site) == before
+
+
+def test_what_nothing_knows_cannot_be_reverted(tmp_path: Path) -> None:
+    place = places.environment(tmp_path / "env")
+    open_ = place.package / "open.py"
+    open_.write_text("# Ours.\n" + open_.read_text())
+    place.ok("end", "--allow-foreign", "vllm/open.py")
+    place.state.unlink()
+    before = places.identities(place.site)
+    for arguments in (("revert", "end"), ("revert", "--all")):
+        document = place.json(*arguments)
+        assert document["exit"] == 1, arguments
+        (problem,) = document["problems"]
+        assert problem["what"] == "nothing says whether it holds end"
+    assert places.identities(place.site) == before
+    # The file of another fix says nothing about this one.
+    assert place.json("revert", "ready")["exit"] == 0

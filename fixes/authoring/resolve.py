@@ -18,7 +18,7 @@ from fixes.digest import sha256
 from fixes.edits import Edit, EditError
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import FileChange, Fix, Lock, Probe, Reach, Scope, Step
-from fixes.syntax import ScopeError
+from fixes.syntax import ScopeError, find_scope, parse
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,12 @@ def _pinned(pristine: bytes, edits: Sequence[Edit]) -> tuple[Scope, ...]:
     found: dict[Scope, None] = {}
     for edit in edits:
         with suppress(ScopeError):
-            found.update(dict.fromkeys(scopes.pins(pristine, [edit])))
+            find_scope(parse(pristine), edit.scope)
+            try:
+                found.update(dict.fromkeys(scopes.pins(pristine, [edit])))
+            except ScopeError as error:
+                what = f"relies on what is not there: {error}"
+                raise FixesError(_problem("invalid-edit", what, edit.file)) from None
     return tuple(found)
 
 

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     names = [options.profile] if options.profile else source.profiles()
     locks = [source.lock(name) for name in names]
     wanted = {fix.id: fix.log for lock in locks for fix in lock.fixes.values()}
-    found = signs.search(_lines(options.logs), wanted)
+    found = signs.search({name: _lines(name) for name in options.logs}, wanted)
     if not options.profile:
         locks = [lock for lock in locks if lock.release in _public(found.releases)] or locks
     if options.json:
@@ -42,17 +42,16 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.OK if found.faults else ExitCode.MISMATCH
 
 
-def _lines(names: Sequence[str]) -> Iterator[str]:
-    """The lines of all files, whatever bytes they hold."""
-    for name in names:
-        try:
-            stream = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115
-            with stream:
-                for line in stream:
-                    yield line.decode("utf-8", "replace")
-        except (OSError, ValueError) as error:
-            what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-            raise FixesError(Problem(ExitCode.USAGE, "unreadable", what, name)) from None
+def _lines(name: str) -> Iterator[str]:
+    """The lines of a file, whatever bytes it holds."""
+    try:
+        stream = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115
+        with stream:
+            for line in stream:
+                yield line.decode("utf-8", "replace")
+    except (OSError, ValueError, AttributeError) as error:
+        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise FixesError(Problem(ExitCode.USAGE, "unreadable", what, name)) from None
 
 
 def _public(releases: Sequence[str]) -> set[str]:
@@ -77,7 +76,7 @@ def _document(found: Signs, locks: Sequence[Lock]) -> dict[str, object]:
             {
                 "id": fix,
                 "title": _title(fix, locks),
-                "lines": [{"line": line, "text": text} for line, text in where],
+                "lines": [one._asdict() for one in where],
                 "profiles": {
                     profile: {"need": need.value, "why": why}
                     for profile, (need, why) in _needs(fix, locks).items()
@@ -93,7 +92,7 @@ def _text(found: Signs, locks: Sequence[Lock]) -> str:
     lines = [f"{found.lines} lines{named}"]
     for fix, where in found.faults.items():
         lines += ["", f"{fix}: {_title(fix, locks)}"]
-        lines += [f"  line {line}: {text}" for line, text in where]
+        lines += [f"  {log}:{line}: {text}" for log, line, text in where]
         offered = []
         for profile, (need, why) in _needs(fix, locks).items():
             if need is Need.OFFERED:
@@ -101,8 +100,14 @@ def _text(found: Signs, locks: Sequence[Lock]) -> str:
             else:
                 lines.append(f"  {need.value} in {profile}: {' '.join(why.split())}")
         if offered:
-            lines.append(f"  offered in {', '.join(offered)}; `vllm-fixes show {fix}` says more")
+            bundles = dict.fromkeys(
+                name for lock in locks for name, b in lock.bundles.items() if fix in b.members
+            )
+            also = f" (bundle {', '.join(bundles)})" if bundles else ""
+            lines.append(f"  offered in {', '.join(offered)}{also}")
+            lines.append(f"  `vllm-fixes show {fix}` says more")
     if not found.faults:
         lines.append("No fix here has a symptom that this log shows: we do not know this fault.")
-        lines.append("Faults that log nothing, as wrong text, cannot be found in this way.")
+        lines.append("Give the logs of all nodes, unpacked. Faults that log nothing, such as wrong")
+        lines.append("text, cannot be found in this way.")
     return "\n".join(lines) + "\n"

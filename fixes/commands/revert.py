@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 
 from fixes import cli, look, report, session, standing
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.look import Look
+from fixes.origin import FileVerdict
 from fixes.plan import Plan, make
 from fixes.selection import expand
 from fixes.session import Session
@@ -55,6 +57,7 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
     problems = [
         *here.problems,
         *plan.problems,
+        *([] if found.state else _unknown(here, plan, removed)),
         *standing.unaccounted(here, found, plan),
         *look.interruption(here, found),
         *standing.expectation(options.expect_digest, plan.digest(here.releases)),
@@ -62,3 +65,20 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
     if problems:
         raise FixesError(*problems)
     return plan
+
+
+def _unknown(here: Session, plan: Plan, removed: Collection[str]) -> list[Problem]:
+    """Without a state: files that no hash knows, and that may hold what is to be taken out."""
+    told = {problem.where for problem in plan.problems}
+    return [
+        Problem(
+            ExitCode.MISMATCH,
+            "foreign",
+            f"nothing says whether it holds {', '.join(fixes)}",
+            file.path,
+            "install the release again",
+        )
+        for file in plan.files
+        if file.verdict is FileVerdict.FOREIGN and not file.accepted and file.path not in told
+        if (fixes := [fix for fix in here.lock.changes.get(file.path, ()) if fix in removed])
+    ]
