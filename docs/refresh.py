@@ -72,11 +72,16 @@ def matrix() -> list[str]:
         ", ".join(f"{name} {version}" for name, version in release["environment"].items())
         for release in document.values()
     )
+    untried = [name for name in catalogue.find().profiles() if name not in document]
+    missing = (
+        ["", f"Not tried with the locks as they are: {', '.join(untried)}."] if untried else []
+    )
     return [
         "What `vllm-fixes matrix` has found on the Python files of each published wheel, without",
         f"their compiled code, in an environment with {'; '.join(environments)}.",
         "[The matrix](authoring.md#the-matrix) says what is tried in each column. A figure is the",
         "number of times that it came out as it must; whatever did not is named below the tables.",
+        *missing,
         "",
         *results.tables(document),
     ]

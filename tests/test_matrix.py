@@ -310,13 +310,23 @@ def test_the_document_is_one_line_for_each_fix():
 # The committed results
 
 
-@pytest.mark.parametrize("profile", Catalogue(CHECKOUT).profiles())
+RESULTS = json.loads((CHECKOUT / "docs/matrix.json").read_bytes())
+
+
+def test_there_are_results_and_the_page_says_for_which_release_there_are_none():
+    page = (CHECKOUT / "docs/fixes.md").read_text("utf-8")
+    missing = [name for name in Catalogue(CHECKOUT).profiles() if name not in RESULTS]
+    assert RESULTS
+    told = f"Not tried with the locks as they are: {', '.join(missing)}."
+    assert (told in page) == bool(missing)
+
+
+@pytest.mark.parametrize("profile", RESULTS)
 def test_the_results_are_those_of_the_committed_lock(profile):
-    found = json.loads((CHECKOUT / "docs/matrix.json").read_bytes())
     lock = Catalogue(CHECKOUT).lock(profile)
     again = "run: vllm-fixes matrix --python EXE --write docs/matrix.json"
-    assert profile in found and found[profile]["lock"] == lock.digest, again
-    trees = found[profile]["trees"]
+    assert RESULTS[profile]["lock"] == lock.digest, again
+    trees = RESULTS[profile]["trees"]
     assert set(trees) == set(lock.wheels)
     tried = {fix.id for fix in lock.fixes.values() if fix.probe and fix.need is not Need.NOT_NEEDED}
     for tree in trees.values():
