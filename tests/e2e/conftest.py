@@ -113,9 +113,12 @@ def reference(
     asked: dict[Engine, dict[str, scenarios.Scenario]] = {
         ONE: {scenario.name: scenario for scenario in scenarios.SMOKE}
     }
+    at_once = False
     for item in request.session.items:
         case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-        if isinstance(case, Case):
+        if not isinstance(case, Case):
+            at_once |= "reference" in getattr(item, "fixturenames", ())
+        else:
             named = {scenario.name: scenario for scenario in case.scenarios}
             asked.setdefault(case.reference, {}).update(named)
     known: dict[Engine, dict[str, Told]] = {}
@@ -136,6 +139,8 @@ def reference(
                 record(f"answers, one stage, {engine.model}", time.monotonic() - start)
         return known[engine]
 
+    if at_once:  # a test that asks has a server of its own on the lab's hosts by then
+        reference(ONE)
     return reference
 
 
