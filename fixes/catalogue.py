@@ -44,8 +44,8 @@ class Catalogue(NamedTuple):
         """
         if fault := paths.fault(name):
             raise ValueError(f"{name}: {fault}")
-        path = self.root / name
-        return _read(str(path)) if self.zipped else read_file(path)
+        path = f"{self.root}/{name}"
+        return _read(path) if self.zipped else read_file(path)
 
     def place(self, name: str) -> str:
         """Where an authored file is, for messages."""

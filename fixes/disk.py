@@ -101,16 +101,21 @@ def read_file(path: Path | str, limit: int = LARGEST) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("is no regular file")
-        data = bytearray()
-        # Not by its size alone: it may grow, and a network file system gives it in pieces.
-        ask = status.st_size + 1
-        while len(data) <= limit and (more := os.read(descriptor, min(ask, limit + 1))):
-            data += more
-            ask = 1 << 20
+        data = os.read(descriptor, min(status.st_size, limit) + 1)
+        if len(data) != status.st_size:
+            data = _rest(descriptor, data, limit)
     finally:
         os.close(descriptor)
     if len(data) > limit:
         raise UnreadableError(f"is larger than {limit >> 20} MiB")
+    return data
+
+
+def _rest(descriptor: int, start: bytes, limit: int) -> bytes:
+    """A file that is not of its size: it grows, or a network file system gives it in pieces."""
+    data = bytearray(start)
+    while len(data) <= limit and (more := os.read(descriptor, 1 << 20)):
+        data += more
     return bytes(data)
 
 

@@ -12,6 +12,7 @@ import base64
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 #: A quoted path may hold line ends; the other fields never do.
 _LINE = re.compile(rb'(?:"(?:[^"]|"")*")?[^\n]*(?:\n|\Z)')
@@ -36,10 +37,16 @@ def _starting(data: bytes, first: bytes) -> bytes | None:
     start = 0 if data.startswith(first) else data.find(b"\n" + first) + 1
     if not data.startswith(first, start):
         return None
-    if data.count(b'"', 0, start) % 2:  # inside a quoted path that holds a line end
+    if _folded(data):  # it may be inside a quoted path
         return next((body for body, _ in _lines(data) if body.startswith(first)), None)
     end = data.find(b"\n", start + len(first))
     return data[start : len(data) if end < 0 else end].removesuffix(b"\r")
+
+
+@lru_cache(maxsize=2)
+def _folded(data: bytes) -> bool:
+    """Whether a quoted path may hold a line end; looked for once, as RECORD is read many times."""
+    return b'"' in data and any(line.count(b'"') % 2 for line in data.split(b"\n"))
 
 
 def told(data: bytes, path: str) -> bytes | None:

@@ -117,14 +117,15 @@ def wanted_level(session: Session, asked: str | None, accepted_version: str | No
 
 
 def reached(session: Session, found: Look, digest: str) -> Level:
-    """The level that the states say was reached for exactly this, here; NONE if not all do."""
-    levels = []
-    for item in session.trees:
-        state = found.states.get(item.target)
-        verified = state.verified if state else None
-        same = verified and verified.fingerprint == fingerprint(session, found, digest)
-        levels.append(Level[verified.level.upper()] if verified and same else Level.NONE)
-    return min(levels)
+    """The level that the states say was reached for exactly this, here; NONE if not all do.
+
+    A tree that no fix is in has no state, and nothing that was to be verified.
+    """
+    mark = fingerprint(session, found, digest)
+    verified = [state.verified for state in found.states.values()]
+    if not verified or any(one is None or one.fingerprint != mark for one in verified):
+        return Level.NONE
+    return min(Level[one.level.upper()] for one in verified if one)
 
 
 def fingerprint(session: Session, found: Look, digest: str) -> str:

@@ -40,7 +40,7 @@ class Tree(NamedTuple):
     an editable install, through several, or by its folder, and an uninstall leaves both.
     ``release`` is ``version`` without its local label; both are empty for a checkout that does
     not say. ``layout`` is ``wheel``, ``unpacked`` (no installer put it there), ``editable``,
-    ``checkout`` or ``egg``.
+    ``checkout`` or ``egg``. ``root`` is the package's real folder.
     """
 
     target: str
@@ -53,6 +53,7 @@ class Tree(NamedTuple):
     record: Path | None
     home: Path
     state: Path
+    root: str
 
     @property
     def package(self) -> Path:
@@ -63,11 +64,6 @@ class Tree(NamedTuple):
     def state_record(self) -> Path | None:
         """The RECORD that must list the state: the owner's, None where the state has no owner."""
         return self.record
-
-    @property
-    def root(self) -> str:
-        """The package's real folder."""
-        return os.path.realpath(self.package)
 
 
 class _Copy(NamedTuple):
@@ -274,6 +270,7 @@ def _describe(target: str, copy: _Copy, folders: tuple[str, ...]) -> Tree:
         record=record,
         home=kept or Path(copy.path),
         state=kept / STATE if kept else Path(copy.path, BARE_STATE),
+        root=os.path.realpath(copy.path),
     )
 
 

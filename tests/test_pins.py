@@ -157,6 +157,7 @@ def test_the_bundle_serves_the_plugin_of_every_release_of_the_same_syntax(
     again = place.json(BUNDLE)
     assert again["exit"] == 0 and again["changed"] == []
     assert (again["digest"], again["accepted"]) == (document["digest"], document["accepted"])
+    assert again["verification"].endswith("probe was reached before, in this environment")
     assert place.json("verify", BUNDLE)["exit"] == 0
     place.ok("revert", "--all")
     assert place.is_pristine()
@@ -191,6 +192,15 @@ def test_other_syntax_is_drifted_and_nothing_is_written(
     found = [(problem["kind"], problem["what"]) for problem in document["problems"]]
     assert any(kind == "drifted" and fault in what for kind, what in found), found
     assert places.identities(place.site) == before
+
+
+def test_beside_a_plugin_that_nothing_was_asked_for(release: Release, tmp_path: Path) -> None:
+    """The plugin's tree has no state then; the other one's is believed all the same."""
+    place = installed(release, tmp_path, TREES["v1"])
+    assert place.json("stop")["level"] == "probe"
+    again = place.json("stop")
+    assert again["exit"] == 0
+    assert again["verification"].endswith("probe was reached before, in this environment")
 
 
 def test_without_the_plugin_it_is_not_needed(release: Release, tmp_path: Path) -> None:

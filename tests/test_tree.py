@@ -87,6 +87,7 @@ def check_wheel(found: Tree, site: Path, name: str) -> None:
         record=info / "RECORD",
         home=info,
         state=info / "fixes-applied.json",
+        root=str(site / "vllm"),
     )
     assert found.state_record == info / "RECORD"
 
