@@ -153,10 +153,10 @@ REPEATING_TEXT = Scenario(
     (*each(greedy(prompt, 32) for prompt in REPEATING), tuple(greedy(p, 32) for p in REPEATING)),
 )
 # Prompts that share no prefix and fit in five blocks of 128 tokens each, which is not enough
-# for their answers: of four that are admitted to 24 blocks, one has to go.
+# for their answers: of four that are admitted to 24 blocks, at least one has to go.
 CROWD = Scenario(
     "crowd",
-    (tuple(greedy(lines(100 * n, 100 * n + 25), 64) for n in range(1, 7)),),
+    (tuple(greedy(lines(100 * n, 100 * n + 25), 160) for n in range(1, 7)),),
 )
 
 SMOKE = (ALONE, CHUNKS, EIGHT)
