@@ -11,9 +11,11 @@ from pathlib import Path
 
 import installs
 import pytest
+import test_pins as plugin
 from release import BUNDLE, CHECKOUT, CPU, FIXES, MEMBERS, PROFILE, Release, launch, probe
 
 from fixes.authoring import junit, results, trip
+from fixes.authoring.proof import without_wheels
 from fixes.authoring.results import COLUMNS, OF_SETS, Cell, Tree
 from fixes.authoring.trip import Trip, together
 from fixes.catalogue import Catalogue
@@ -185,6 +187,37 @@ def test_a_lock_or_a_wheel_that_is_another(sound, tmp_path):
     assert "stale-lock" in matrix(release).stderr
 
 
+def test_a_fix_of_a_plugin_without_wheels_is_said_to_be_proved_elsewhere(tmp_path):
+    release = Release(tmp_path, SOUND)
+    plugin.author(release)
+    path = f"profiles/{PROFILE}.toml"
+    text = (release.root / path).read_text("utf-8")
+    release.write(path, text.replace("pins = true", 'pins = true\nproof = "tests/test_plugin.py"'))
+    assert plugin.pin(release, "v1").returncode == 0
+    assert release.lock().returncode == 0
+    lock = Catalogue(release.root).lock(PROFILE)
+    assert lock.fixes["gaudi-pp"].pristine_probe == ""  # no wheel that it could be asked about
+    why = "vllm_gaudi has no wheels: tests/test_plugin.py"
+    junit_file, written = tmp_path / "report.xml", tmp_path / "matrix.json"
+    done = matrix(release, "--junit", junit_file, "--write", written)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(written.read_bytes())[PROFILE]
+    assert found["elsewhere"] == {"gaudi-pp": why}
+    for tree in found["trees"].values():
+        assert tree["failed"] == [] and tree["level"] == "probe"
+        assert set(tree["fixes"]) == {"ready", "end", "work", "upstream"}
+        assert set(tree["sets"]) == {BUNDLE, "all fixes"}
+    rows = done.stdout.splitlines()
+    assert "| gaudi-pp | elsewhere |" in rows
+    assert f"- {PROFILE}, gaudi-pp: {why}" in rows
+    suite = ElementTree.fromstring(junit_file.read_bytes())[-1]
+    assert (suite.get("name"), suite.get("skipped")) == (PROFILE, "1")
+    assert [skipped.get("message") for skipped in suite.iter("skipped")] == [why]
+    # Asked for by its name there is nothing to try, and that is no success.
+    done = matrix(release, "--fix", "gaudi-pp")
+    assert done.returncode == 2 and f"proved elsewhere: gaudi-pp, {why}" in done.stderr
+
+
 # The command line on a copy
 
 
@@ -329,9 +362,10 @@ def test_the_results_are_those_of_the_committed_lock(profile):
     trees = RESULTS[profile]["trees"]
     assert set(trees) == set(lock.wheels)
     tried = {fix.id for fix in lock.fixes.values() if fix.probe and fix.need is not Need.NOT_NEEDED}
+    assert set(RESULTS[profile].get("elsewhere", {})) == without_wheels(lock).keys()
     for tree in trees.values():
         assert tree["failed"] == []
-        assert set(tree["fixes"]) == tried
+        assert set(tree["fixes"]) == tried - without_wheels(lock).keys()
         assert set(tree["sets"]) == {*lock.bundles, "all fixes"}
 
 

@@ -100,6 +100,17 @@ def test_a_profile():
     }
 
 
+def test_a_target_without_wheels_says_what_proves_its_fixes():
+    plugin = "[targets.vllm_gaudi]\npins = true\n"
+    found = read_profile(PROFILE + plugin + 'proof = "tests/test_plugin.py"\n')
+    assert found.targets["vllm_gaudi"] == ()
+    assert found.proofs == {"vllm_gaudi": "tests/test_plugin.py"}
+    assert read_profile(PROFILE + plugin).proofs == {}
+    with_wheels = PROFILE.replace("[platforms", 'proof = "tests/test_plugin.py"\n[platforms', 1)
+    (said,) = refused(lambda: read_profile(with_wheels), profile.KIND)
+    assert "targets.vllm.proof" in said and "is for a target without wheels" in said
+
+
 def test_a_profile_may_offer_nothing_yet():
     found = read_profile('release = "1.0"\n[targets.vllm]\nwheels = ["vllm==1.0"]\n')
     assert not found.entries and not found.bundles and not found.platforms

@@ -17,6 +17,7 @@ from fixes.authoring import proof, trials
 from fixes.authoring.mutants import mutants
 from fixes.catalogue import Catalogue
 from fixes.child import ABSENT, CANNOT_TELL, PRESENT
+from fixes.edits import Edit
 from fixes.errors import FixesError
 from fixes.hunks import Hunk
 from fixes.lock import Bundle, FileChange, Fix, Lock, Need, PinnedFile, Probe, Step
@@ -295,9 +296,16 @@ class Claims:
     def prove(
         self, tree: Path, *, other: Path | None = None, **options: object
     ) -> dict[str, proof.Result]:
-        pinned = PinnedFile("package", "package/core.py", {sha(CORE): ("package==1",)}, {})
+        wheels = {"package": ("package==1",)}
+        changes = [change for fix in self.fixes.values() for s in fix.steps for change in s.changes]
+        files = {
+            change.path: PinnedFile(
+                change.target, change.path, {sha(CORE): wheels.get(change.target, ())}, {}
+            )
+            for change in (FileChange("package", "package/core.py", ()), *changes)
+        }
         bundles = {"all": Bundle("all", "All", tuple(self.fixes))}
-        lock = Lock("v1", "1", {}, {}, {pinned.path: pinned}, self.fixes, bundles, ())
+        lock = Lock("v1", "1", {}, {}, files, self.fixes, bundles, ())
         trees = {"tree": tree} | ({"other": other} if other else {})
         results = proof.prove(lock, trees, sys.executable, self.catalogue, **options)  # type: ignore[arg-type]
         return {result.case.id: result for result in results}
@@ -415,3 +423,33 @@ def test_a_tree_that_is_not_pristine(tree, claims):
     (tree / "package/core.py").write_bytes(CORE + b"# changed\n")
     with pytest.raises(FixesError, match="foreign"):
         claims.prove(tree)
+
+
+def test_a_plugin_without_wheels_is_proved_only_on_trees_that_hold_it(tree, claims, tmp_path):
+    """A wheel's tree is not one: neither the fix nor the bundle it is in is put there."""
+    edit = Edit("plugin/core.py", "replace-expression", "start", "'asleep'", "'awake!'")
+    change = FileChange("plugin", "plugin/core.py", (), edits=(edit,))
+    claims.fix(
+        "wake",
+        START.replace("package", "plugin"),
+        need=Need.OFFERED,
+        targets=("plugin",),
+        steps=(Step("edit", "edit.toml", (change,)),),
+    )
+    assert claims.prove(tree) == {}
+    claims.fix("stop", STOP, STOPPED)
+    found = claims.prove(tree)
+    assert {name.split("-")[1] for name in found} == {"stop"}
+    assert {"tree-stop-bundle-all", "tree-stop-alone"} <= found.keys()
+
+    whole = make_tree(tmp_path / "whole")
+    (whole / "package").rename(whole / "plugin")
+    make_tree(whole)
+    found = claims.prove(whole)
+    assert {name: result.answer.code for name, result in found.items() if "wake" in name} == {
+        "tree-wake-pristine": PRESENT,
+        "tree-wake-bundle-all": ABSENT,
+        "tree-wake-alone": ABSENT,
+        "tree-wake-mutant-start": PRESENT,
+    }
+    assert all(result.proved for result in found.values())

@@ -1,4 +1,7 @@
-"""The matrix as a JUnit report: a suite for each tree, a case for each cell."""
+"""The matrix as a JUnit report: a suite for each tree, a case for each cell.
+
+What is proved elsewhere is a skipped case, in a suite of the release.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,13 @@ def dump(releases: Iterable[Release], problems: Iterable[Problem]) -> bytes:
                 case.set("time", f"{cell.seconds:.3f}")
                 if cell.fault:
                     SubElement(case, "failure", message=_clean(cell.fault))
+        if release.elsewhere:
+            suite = _suite(root, release.profile, len(release.elsewhere))
+            suite.set("skipped", str(len(release.elsewhere)))
+            for fix, why in release.elsewhere.items():
+                case = SubElement(suite, "testcase", classname=f"{release.profile} {fix}")
+                case.set("name", "elsewhere")
+                SubElement(case, "skipped", message=_clean(why))
     for problem in problems:
         suite = _suite(root, problem.where, 1, errors=1)
         case = SubElement(suite, "testcase", classname=problem.where, name=problem.kind)

@@ -2,6 +2,7 @@
 
 Two things are tried of each wheel's Python files: the command line with each bundle and with all
 fixes that are offered (``trip``), and every probe on pristine, fixed and mutant trees (``proof``).
+The fixes of a target without wheels are not tried here: the result names what proves them.
 """
 
 from __future__ import annotations
@@ -78,15 +79,24 @@ class Matrix:
         """Try one profile.
 
         Raises FixesError where the lock or a wheel is not as it must be, where a fix of
-        ``fixes`` is none of the profile's, and as ``proof.prove`` does.
+        ``fixes`` is none of the profile's or has no wheel to be tried on, and as ``proof.prove``
+        does.
         """
         lock = self.catalogue.lock(profile)
+        authored = Authored(self.catalogue, profile).profile
+        elsewhere = {
+            fix: ": ".join(filter(None, (f"{of} has no wheels", authored.proofs.get(of))))
+            for fix, of in proof.without_wheels(lock).items()
+        }
         if unknown := [fix for fix in self.fixes if fix not in lock.fixes]:
             what = f"{profile} has no fix {', '.join(unknown)}"
             raise FixesError(Problem(ExitCode.USAGE, "unknown-fix", what, "--fix"))
+        if untried := [f"{fix}, {elsewhere[fix]}" for fix in self.fixes if fix in elsewhere]:
+            what = f"proved elsewhere: {'; '.join(untried)}"
+            raise FixesError(Problem(ExitCode.USAGE, "usage", what, "--fix"))
         began = time.monotonic()
         with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
-            trees = self._unpack(lock, Path(scratch, "trees"))
+            trees = self._unpack(lock, authored.targets, Path(scratch, "trees"))
             with ThreadPoolExecutor(1) as pool:
                 try:
                     trips = {
@@ -102,7 +112,7 @@ class Matrix:
                     made = tuple(_tree(label, trips[label], results) for label in trees)
                 finally:
                     pool.shutdown(cancel_futures=True)
-        return Release(profile, lock.digest, environment, made)
+        return Release(profile, lock.digest, environment, made, elsewhere)
 
     def _prove(self, lock: Lock, trees: Mapping[str, Path]) -> tuple[proof.Result, ...]:
         try:
@@ -113,16 +123,19 @@ class Matrix:
             what = f"no mutant can be made: {error}"
             raise FixesError(Problem(ExitCode.MISMATCH, "not-proved", what, lock.profile)) from None
 
-    def _unpack(self, lock: Lock, folder: Path) -> dict[str, Path]:
+    def _unpack(
+        self, lock: Lock, targets: Mapping[str, tuple[str, ...]], folder: Path
+    ) -> dict[str, Path]:
         """A site-packages for each wheel of the first target, with the others' reference wheels.
 
         Raises FixesError, kind ``bad-wheel``, for a wheel that the lock was not made from.
         """
-        targets = Authored(self.catalogue, lock.profile).profile.targets
         found: dict[str, Path] = {}
         with ExitStack() as stack:
             wheels: dict[str, list[Wheel]] = {}
             for target, requirements in targets.items():
+                if not requirements:
+                    continue
                 wheels[target] = [open_wheel(each, self.cache) for each in requirements]
                 for wheel in wheels[target]:
                     stack.enter_context(wheel.archive)
@@ -164,10 +177,12 @@ class Matrix:
 
     def _sets(self, lock: Lock) -> dict[str, tuple[str, ...]]:
         """What is put on the command line, by a name: each bundle, and all that is offered."""
+        elsewhere = proof.without_wheels(lock)
         offered = [
             fix.id
             for fix in lock.fixes.values()
             if fix.need is Need.OFFERED and (not self.fixes or fix.id in self.fixes)
+            if fix.id not in elsewhere
         ]
         bundles = {} if self.fixes else {name: (name,) for name in lock.bundles}
         all_ = list(together(lock, offered))

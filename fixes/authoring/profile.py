@@ -30,7 +30,8 @@ class Entry:
 @dataclass(frozen=True)
 class Profile:
     """A whole profile. ``targets`` maps each import package to its published wheels
-    (``vllm==0.30.0``), the reference first; one without any has pins (``fixes.authoring.pins``).
+    (``vllm==0.30.0``), the reference first; one without any has pins (``fixes.authoring.pins``),
+    and in ``proofs`` the test that its fixes are proved by, where the profile names one.
     ``entries`` is in the order of application.
     """
 
@@ -40,6 +41,7 @@ class Profile:
     platforms: tuple[Platform, ...]
     entries: dict[str, Entry]
     bundles: dict[str, Bundle]
+    proofs: dict[str, str]
 
 
 def parse(data: bytes, where: str, name: str) -> Profile:
@@ -53,15 +55,17 @@ def parse(data: bytes, where: str, name: str) -> Profile:
         document.fail("", f"{name!r} is no plain name")
     release = version(root, "release")
     entries = {key: _entry(key, table, release) for key, table in root.named("fixes", {})}
+    targets = {key: _target(key, table) for key, table in root.named("targets")}
     profile = Profile(
         name=name,
         release=release,
-        targets={key: _wheels(key, table) for key, table in root.named("targets")},
+        targets={key: wheels for key, (wheels, _) in targets.items()},
         platforms=tuple(
             _platform(key, table, entries) for key, table in root.named("platforms", {})
         ),
         entries=entries,
         bundles={key: _bundle(key, table, entries) for key, table in root.named("bundles", {})},
+        proofs={key: proof for key, (_, proof) in targets.items() if proof},
     )
     if "targets" in root and not profile.targets:
         root.fail("targets", "is empty")
@@ -70,11 +74,15 @@ def parse(data: bytes, where: str, name: str) -> Profile:
     return profile
 
 
-def _wheels(target: str, table: Table) -> tuple[str, ...]:
+def _target(target: str, table: Table) -> tuple[tuple[str, ...], str]:
+    """The wheels of a target; for one that has pins instead, what proves its fixes."""
     pinned = table.flag("pins", False)
+    proof = table.string("proof", "").strip()
     wheels = table.strings("wheels", () if pinned else None)
     if pinned and wheels:
         table.fail("pins", "is for a target without wheels")
+    if proof and not pinned:
+        table.fail("proof", "is for a target without wheels, which the matrix cannot try")
     if not target.isidentifier():
         table.fail("", "is no import package")
     if "wheels" in table and not wheels:
@@ -83,7 +91,7 @@ def _wheels(target: str, table: Table) -> tuple[str, ...]:
         if not _is_pinned(wheel):
             table.fail(f"wheels[{index}]", f"{wheel!r} is not of the form name==version")
     table.close()
-    return wheels
+    return wheels, proof
 
 
 def _is_pinned(text: str) -> bool:

@@ -4,6 +4,9 @@ A probe must find the fault in the pristine release and in every mutant of the f
 must not find it where the fix is in, alone (with what it requires) or with its bundle. Of a
 fix that is upstream it must find nothing from the start. Where it finds the fault, it has to say
 so in the words that fix.toml has for it: another fault is no proof.
+
+The trees of published wheels do not hold a target that has none: its fixes are proved where they
+do, in a test on trees of its own.
 """
 
 from __future__ import annotations
@@ -98,6 +101,16 @@ class _Variant:
     cases: tuple[Case, ...]
 
 
+def without_wheels(lock: Lock) -> dict[str, str]:
+    """The fixes that no published wheel can prove, each with its target that has none."""
+    return {
+        fix.id: target
+        for fix in lock.fixes.values()
+        for target in fix.targets
+        if target in lock.scope_locked
+    }
+
+
 def prove(
     lock: Lock,
     trees: Mapping[str, Path],
@@ -110,10 +123,11 @@ def prove(
     """Ask every probe of a profile (or of ``fixes``) about every tree that it must tell apart.
 
     ``trees`` are pristine site-packages by a label, with the Python files of each target;
-    they are read and linked to. A mutant whose files are those of one in an earlier tree is not
-    made again. ``python`` is an interpreter with what they import. Probes with time limits run
-    ``jobs`` trees at a time; one that brings no answer then is asked once more when nothing
-    else runs.
+    they are read and linked to. Where a tree does not hold a target without wheels, nothing is
+    asked of its fixes (``without_wheels``). A mutant whose files are those of one in an earlier
+    tree is not made again. ``python`` is an interpreter with what they import. Probes with time
+    limits run ``jobs`` trees at a time; one that brings no answer then is asked once more when
+    nothing else runs.
 
     Raises FixesError where a fix does not apply to a tree, and with kind ``no-answer`` where
     the interpreter gives none; ScopeError for a function that no mutant can be made of.
@@ -169,10 +183,12 @@ def _variants(
     """The trees to make of one, the pristine one first. ``known``: files that earlier trees had."""
     files = {path: folder / path for path in lock.files}
     pristine = {path: file.read_bytes() if file.exists() else None for path, file in files.items()}
+    lacking = {fix for fix, of in without_wheels(lock).items() if not (folder / of).is_dir()}
     probed = {
         fix.id: fix
         for fix in lock.fixes.values()
         if fix.probe and fix.need is not Need.NOT_NEEDED and (not chosen or fix.id in chosen)
+        if fix.id not in lacking
     }
 
     def variant(images: Images, kind: Kind, name: str, among: Collection[str]) -> _Variant:
@@ -195,8 +211,9 @@ def _variants(
     yield variant({}, Kind.PRISTINE, "", probed)
     for bundle in lock.bundles.values():
         if not probed.keys().isdisjoint(bundle.members):
-            images = _applied(lock, pristine, bundle.members)
-            yield variant(images, Kind.BUNDLE, bundle.name, bundle.members)
+            members = [fix for fix in bundle.members if fix not in lacking]
+            images = _applied(lock, pristine, members)
+            yield variant(images, Kind.BUNDLE, bundle.name, members)
     for fix in probed.values():
         if fix.need is not Need.OFFERED:
             continue

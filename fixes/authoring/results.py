@@ -2,14 +2,15 @@
 
 The document maps each profile to the digest of the lock that was tried, the interpreter, and
 each tree: the level that ``apply`` reached there, the number of cells of each fix and of each
-set of fixes by column, and every cell that failed.
+set of fixes by column, and every cell that failed. Fixes that cannot be tried on wheels are in
+``elsewhere``, with what proves them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fixes.errors import ExitCode, Problem
@@ -75,19 +76,25 @@ def _counted(cells: Iterable[Cell]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Release:
-    """What was found for one profile. ``lock`` is the digest of its lock."""
+    """What was found for one profile. ``lock`` is the digest of its lock.
+
+    ``elsewhere`` are the fixes that were not tried: why, and what proves them.
+    """
 
     profile: str
     lock: str
     environment: Mapping[str, str]
     trees: tuple[Tree, ...]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The part of the document."""
+        untried = {"elsewhere": dict(self.elsewhere)} if self.elsewhere else {}
         return {
             "lock": self.lock,
             "environment": dict(self.environment),
             "trees": {tree.label: tree.document() for tree in self.trees},
+            **untried,
         }
 
     def problems(self) -> list[Problem]:
@@ -139,10 +146,18 @@ def tables(document: Document) -> list[str]:
     ids = dict.fromkeys(
         fix for of in document.values() for tree in of["trees"].values() for fix in tree["fixes"]
     )
+    ids |= dict.fromkeys(fix for of in document.values() for fix in of.get("elsewhere", ()))
     lines += ["", f"| fix | {' | '.join(document)} |", "|---|" + "---|" * len(document)]
     for fix in ids:
-        cells = [_of_fix(release["trees"].values(), fix) for release in document.values()]
+        cells = [_of_fix(release, fix) for release in document.values()]
         lines.append(f"| {fix} | {' | '.join(cells)} |")
+    elsewhere = [
+        f"- {profile}, {fix}: {why}"
+        for profile, release in document.items()
+        for fix, why in release.get("elsewhere", {}).items()
+    ]
+    if elsewhere:
+        lines += ["", "Proved elsewhere, not on wheels:", "", *elsewhere]
     failed = [
         f"- {profile}, {label}: {_named(cell)}: {cell['fault']}"
         for profile, release in document.items()
@@ -158,9 +173,11 @@ def _of_tree(tree: Mapping[str, Any], column: str) -> str:
     return _share(sum(columns.get(column, 0) for columns in groups), failed)
 
 
-def _of_fix(trees: Iterable[Mapping[str, Any]], fix: str) -> str:
+def _of_fix(release: Mapping[str, Any], fix: str) -> str:
+    if fix in release.get("elsewhere", ()):
+        return "elsewhere"
     count = failed = 0
-    for tree in trees:
+    for tree in release["trees"].values():
         count += sum(tree["fixes"].get(fix, {}).values())
         failed += sum(cell["subject"] == fix for cell in tree["failed"])
     return _share(count, failed)
