@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -107,9 +108,17 @@ def _complain(problems: Sequence[Document]) -> None:
         label = paint(f"{problem['kind']}:", "bad", colour)
         emit(f"{label} {place}{problem['what']}\n", error=True)
         if problem["hint"]:
-            emit(f"  {problem['hint']}\n", error=True)
+            emit(f"  {_runnable(problem['hint'])}\n", error=True)
     if problems and not _SILENT & {problem["code"] for problem in problems}:
         emit("Nothing was changed.\n", error=True)
+
+
+def _runnable(hint: str) -> str:
+    """A hint whose commands can be typed here: a checkout has no command of its name."""
+    program = sys.argv[0]
+    if not program.endswith((".py", ".pyz")):
+        return hint
+    return re.sub(r"(`|run: )vllm-fixes ", lambda found: f"{found[1]}python3 {program} ", hint)
 
 
 def emit(text: str, *, error: bool = False) -> None:

@@ -37,6 +37,16 @@ def test_help_of_everything() -> None:
         assert launch(sys.executable, verb, "-h").stdout == done.stdout
 
 
+def test_what_a_hint_says_to_run_can_be_run() -> None:
+    """A checkout has no command `vllm-fixes`."""
+    said = launch(sys.executable, "show", "nothing-like-it").stderr
+    command = re.search("`(.*)` shows all", said)
+    assert command
+    program, launcher, verb = command[1].split()
+    assert (program, verb) == ("python3", "list")
+    assert launch(sys.executable, verb, launcher=Path(launcher)).returncode == 0
+
+
 def test_the_version() -> None:
     from fixes import __version__
 
