@@ -99,6 +99,18 @@ def test_a_file_that_is_not_there_is_named(release: Release) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_every_file_that_cannot_be_read_is_named(release: Release) -> None:
+    names = ("/nowhere/x.log", str(release.root), "/nowhere/y.log")
+    done = launch(sys.executable, "explain", *names, "--profiles", release.root)
+    assert done.returncode == 2
+    assert [name for name in names if f"{name}: cannot be read" in done.stderr] == list(names)
+
+
+def test_a_release_without_a_profile_is_named(release: Release) -> None:
+    code, said = explain(release, "vLLM server version 0.25.1+cpu, serving\nKeyError: 'cmpl-7'\n")
+    assert code == 0 and "there is no profile for 0.25.1; what follows is of v0.30.0" in said
+
+
 def test_of_a_long_line_the_part_around_the_sign_is_told() -> None:
     sign = "KeyError: 'cmpl-"
     for before, behind in ((0, 500), (500, 0), (500, 500), (10, 10), (150, 0)):

@@ -32,14 +32,28 @@ def run(options: argparse.Namespace) -> int:
     names = [options.profile] if options.profile else source.profiles()
     locks = [source.lock(name) for name in names]
     wanted = {fix.id: fix.log for lock in locks for fix in lock.fixes.values()}
+    if unreadable := [problem for name in options.logs if (problem := _unreadable(name))]:
+        raise FixesError(*unreadable)
     found = signs.search({name: _lines(name) for name in options.logs}, wanted)
+    strange = []
     if not options.profile:
+        strange = sorted(_public(found.releases) - {lock.release for lock in locks})
         locks = [lock for lock in locks if lock.release in _public(found.releases)] or locks
     if options.json:
-        report.emit(json.dumps(_document(found, locks), indent=2) + "\n")
+        report.emit(json.dumps(_document(found, locks, strange), indent=2) + "\n")
     else:
-        report.emit(_text(found, locks))
+        report.emit(_text(found, locks, strange))
     return ExitCode.OK if found.faults else ExitCode.MISMATCH
+
+
+def _unreadable(name: str) -> Problem | None:
+    """What keeps a log from being read, as far as opening it tells."""
+    try:
+        if name != "-":
+            open(name, "rb").close()
+    except (OSError, ValueError) as error:
+        return _problem(name, error)
+    return None
 
 
 def _lines(name: str) -> Iterator[str]:
@@ -50,8 +64,12 @@ def _lines(name: str) -> Iterator[str]:
             for line in stream:
                 yield line.decode("utf-8", "replace")
     except (OSError, ValueError, AttributeError) as error:
-        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise FixesError(Problem(ExitCode.USAGE, "unreadable", what, name)) from None
+        raise FixesError(_problem(name, error)) from None
+
+
+def _problem(name: str, error: Exception) -> Problem:
+    what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    return Problem(ExitCode.USAGE, "unreadable", what, name)
 
 
 def _public(releases: Sequence[str]) -> set[str]:
@@ -68,10 +86,11 @@ def _title(fix: str, locks: Sequence[Lock]) -> str:
     return next((lock.fixes[fix].title for lock in locks if fix in lock.fixes), "")
 
 
-def _document(found: Signs, locks: Sequence[Lock]) -> dict[str, object]:
+def _document(found: Signs, locks: Sequence[Lock], strange: list[str]) -> dict[str, object]:
     return {
         "lines": found.lines,
         "releases": list(found.releases),
+        "without_profile": strange,
         "fixes": [
             {
                 "id": fix,
@@ -87,9 +106,12 @@ def _document(found: Signs, locks: Sequence[Lock]) -> dict[str, object]:
     }
 
 
-def _text(found: Signs, locks: Sequence[Lock]) -> str:
+def _text(found: Signs, locks: Sequence[Lock], strange: list[str]) -> str:
     named = f" of vLLM {', '.join(found.releases)}" if found.releases else ""
     lines = [f"{found.lines} lines{named}"]
+    if strange:
+        told = ", ".join(lock.profile for lock in locks)
+        lines.append(f"there is no profile for {', '.join(strange)}; what follows is of {told}")
     for fix, where in found.faults.items():
         lines += ["", f"{fix}: {_title(fix, locks)}"]
         lines += [f"  {log}:{line}: {text}" for log, line, text in where]
