@@ -116,6 +116,7 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
             file.offsets if file.accepted else (),
         )
         for file in plan.files
+        if file.target in here.releases or file.wanted
     ]
     report.changed = sorted(written)
     wire = [name for name in plan.wanted if here.lock.fixes[name].wire and name not in plan.present]
@@ -138,7 +139,8 @@ def _broken(here: Session, plan: Plan) -> list[str]:
     """The bundles that were whole and lose a part; another bundle may have shared it."""
     notes = []
     for bundle in here.lock.bundles.values():
-        members = [name for name in bundle.members if here.lock.fixes[name].steps]
+        whole = (*bundle.members, *here.platform_fixes)
+        members = [name for name in whole if here.lock.fixes[name].steps]
         gone = [name for name in members if name not in plan.wanted]
         if set(members) <= set(plan.present) and 0 < len(gone) < len(members):
             notes.append(f"{bundle.name} is not whole without {', '.join(gone)}")

@@ -57,6 +57,7 @@ def select(names: Sequence[str], here: Session) -> Selection:
     if unknown:
         raise FixesError(*unknown)
     wanted = list(lock.closure(fixes))
+    problems += _refused(wanted, here)
     for name in list(wanted):
         fix = lock.fixes[name]
         if fix.need is not Need.OFFERED:
@@ -79,7 +80,7 @@ def expand(names: Sequence[str], here: Session, also: Collection[str] = ()) -> s
     unknown = []
     for name in names:
         if name in here.lock.bundles:
-            fixes.update(here.lock.bundles[name].members)
+            fixes.update((*here.lock.bundles[name].members, *here.platform_fixes))
         elif name in here.lock.fixes or name in also:
             fixes.add(name)
         else:
@@ -102,29 +103,50 @@ def _platform(
     """None: the plugin is installed and served. A line: no sign of the platform."""
     where = tree.installed(platform.package, here.paths) or plugins.get(platform.package)
     if where is not None and platform.fixes:
-        return _refused(platform, here)
+        return None
     if where is not None:
         what = f"{bundle} has no fixes for {platform.package} yet: {platform.why}"
         return Problem(ExitCode.MISMATCH, "not-offered", what, str(where))
-    signs = [name for name in platform.packages if tree.installed(name, here.paths)]
-    if here.environment.executable is not None:
-        signs += [match for pattern in platform.devices for match in glob.glob(pattern)]
-    if signs:
+    if signs := _signs(platform, here):
         what = f"{', '.join(signs)} shows {platform.name}, but {platform.package} is not installed"
         return Problem(ExitCode.NOT_FOUND, "target-not-found", what)
     return FixLine(platform.name, Need.NOT_NEEDED.value, f"no sign of {platform.name} here")
 
 
-def _refused(platform: Platform, here: Session) -> Problem | None:
-    """A release of the plugin that cannot run on this one of vLLM, whatever is fixed."""
-    for found in here.trees:
-        if found.target == platform.package and found.release in platform.refuses:
-            what = (
-                f"{platform.package} {found.version} does not go with vLLM {here.lock.release}: "
-                f"{platform.refuses[found.release]}"
-            )
-            return Problem(ExitCode.WRONG_VERSION, "wrong-version", what, str(found.site))
-    return None
+def _signs(platform: Platform, here: Session) -> list[str]:
+    signs = [name for name in platform.packages if tree.installed(name, here.paths)]
+    if here.environment.executable is not None:
+        signs += [match for pattern in platform.devices for match in glob.glob(pattern)]
+    return signs
+
+
+def without_target(name: str, here: Session) -> FixLine | None:
+    """The line of a fix whose target is not installed; None where it is."""
+    lacking = [target for target in here.lock.fixes[name].targets if target not in here.releases]
+    if not lacking:
+        return None
+    what = f"{', '.join(lacking)} is not installed"
+    for platform in here.lock.platforms:
+        if platform.package in lacking and (signs := _signs(platform, here)):
+            return FixLine(name, "missing", f"{what}, but {', '.join(signs)} is there")
+    return FixLine(name, Need.NOT_NEEDED.value, what)
+
+
+def _refused(wanted: Collection[str], here: Session) -> list[Problem]:
+    """Plugins to fix whose release cannot run on this one of vLLM, whatever is fixed."""
+    return [
+        Problem(
+            ExitCode.WRONG_VERSION,
+            "wrong-version",
+            f"{platform.package} {found.version} does not go with vLLM {here.lock.release}: "
+            f"{platform.refuses[found.release]}",
+            str(found.site),
+        )
+        for platform in here.lock.platforms
+        for found in here.trees
+        if found.target == platform.package and found.release in platform.refuses
+        if not set(wanted).isdisjoint(platform.fixes)
+    ]
 
 
 def _strangers(bundle: str, lock: Lock, plugins: Mapping[str, str]) -> list[Problem]:

@@ -39,6 +39,12 @@ class Session:
         return {found.target: found.release for found in self.trees}
 
     @property
+    def platform_fixes(self) -> tuple[str, ...]:
+        """What every bundle has besides its members: fixes for the plugins that are installed."""
+        served = (each for each in self.lock.platforms if each.package in self.releases)
+        return tuple(fix for platform in served for fix in platform.fixes)
+
+    @property
     def odd_version(self) -> bool:
         """Whether a build between releases was accepted by name: all probes must then pass."""
         return self.trees[0].release != self.lock.release
@@ -88,7 +94,7 @@ def open_session(options: argparse.Namespace, *, without_profile: bool = False) 
         lock, gate = Lock(NO_PROFILE, found.release, {}, {}, {}, {}, {}, ()), []
     if lock is None:
         raise FixesError(*shadows, *gate)
-    trees = (found, *_plugins(lock, env, found))
+    trees = (found, *_plugins(lock, env, found, bool(options.tree)))
     return Session(source, lock, env, trees, bool(options.tree), (*shadows, *gate))
 
 
@@ -103,15 +109,22 @@ def _environment(options: argparse.Namespace) -> Environment:
     return environment.bare() if options.tree else environment.current()
 
 
-def _plugins(lock: Lock, env: Environment, core: Tree) -> tuple[Tree, ...]:
-    """The trees of plugins that fixes of the profile touch, where they are installed."""
+def _plugins(lock: Lock, env: Environment, core: Tree, named: bool) -> tuple[Tree, ...]:
+    """The trees of plugins that fixes of the profile touch, where they are installed.
+
+    A folder that is named goes before the environment, as it does when it is imported from.
+    """
     targets = dict.fromkeys(file.target for file in lock.files.values())
-    paths = env.paths or (str(core.site),)
-    return tuple(
-        tree.find(target, env, None if env.paths else core.site)
-        for target in targets
-        if target != core.target and tree.installed(target, paths)
-    )
+    beside = named or not env.paths
+    found = []
+    for target in targets:
+        if target == core.target:
+            continue
+        if beside and tree.installed(target, (str(core.site),)):
+            found.append(tree.find(target, env, core.site))
+        elif tree.installed(target, env.paths):
+            found.append(tree.find(target, env))
+    return tuple(found)
 
 
 def _profile(source: Catalogue, name: str, found: Tree) -> str:

@@ -12,7 +12,7 @@ from fixes.look import Look
 from fixes.origin import FileVerdict
 from fixes.outcome import FixLine
 from fixes.plan import Plan, make
-from fixes.selection import select
+from fixes.selection import select, without_target
 from fixes.session import Session
 from fixes.state import Level
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         if name in wanted and name not in inside:
             done.fixes.append(_not_in(here, name, plan))
     done.problems += problems(here, found, plan)
-    done.problems += _spoilt(plan, done.problems)
+    done.problems += _spoilt(here, plan, done.problems)
     done.problems += standing.expectation(options.expect_digest, done.digest)
     level = standing.reached(here, found, done.digest)
     done.level = max(level, Level.BYTES if plan.wanted and not done.problems else level).word
@@ -75,6 +75,8 @@ def _not_in(here: Session, name: str, plan: Plan) -> FixLine:
     fix = here.lock.fixes[name]
     if fix.need is not Need.OFFERED:
         return FixLine(name, fix.need.value, fix.why)
+    if absent := without_target(name, here):
+        return absent
     paths = dict.fromkeys(change.path for step in fix.steps for change in step.changes)
     spoilt = [
         f for f in plan.files if f.path in paths and f.verdict.value in ("foreign", "missing")
@@ -84,7 +86,7 @@ def _not_in(here: Session, name: str, plan: Plan) -> FixLine:
     return FixLine(name, "pending", files=tuple(paths))
 
 
-def _spoilt(plan: Plan, known: Sequence[Problem]) -> list[Problem]:
+def _spoilt(here: Session, plan: Plan, known: Sequence[Problem]) -> list[Problem]:
     """Files that no fix could be applied to, though none is asked for."""
     named = {problem.where for problem in known}
     return [
@@ -97,5 +99,6 @@ def _spoilt(plan: Plan, known: Sequence[Problem]) -> list[Problem]:
         for file in plan.files
         if file.verdict in (FileVerdict.FOREIGN, FileVerdict.MISSING)
         and not file.accepted
+        and file.target in here.releases
         and file.path not in named
     ]
