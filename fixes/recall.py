@@ -88,14 +88,15 @@ def _lock(options: argparse.Namespace, found: Tree, state: dict[str, Any]) -> di
 
 
 def _platform(lock: dict[str, Any], found: Tree, env: Environment) -> bool:
-    """Whether there is any sign of a platform that the whole run would have to look at."""
+    """Whether there is another target, or any sign of a platform: the whole run looks at it."""
     paths = (str(found.site), *env.paths)
+    names = {file["target"] for file in lock["files"].values()} - {found.target}
     for platform in lock["platforms"].values():
-        names = [platform["package"], *platform["packages"]]
-        if any(tree.installed(name, paths) for name in names):
-            return True
+        names |= {platform["package"], *platform["packages"]}
         if any(glob.glob(pattern) for pattern in platform["devices"]):
             return True
+    if any(tree.installed(name, paths) for name in names):
+        return True
     return bool(distribution.plugins(paths))
 
 
@@ -120,8 +121,12 @@ def _same(found: Tree, env: Environment, state: dict[str, Any], lock: dict[str, 
         if not matches(record, path, post, len(data)):
             return False
         fixed.append((pinned["target"], path, post))
-    for path in lock["files"].keys() - {path for _, path, _ in fixed}:
-        if not _pristine(tree.resolve(found, path), lock["files"][path]["pristine"]):
+    unfixed = lock["files"].keys() - {path for _, path, _ in fixed}
+    for path in unfixed:
+        pinned = lock["files"][path]
+        if pinned["target"] != found.target:
+            continue  # no such target is installed (_platform)
+        if not _pristine(tree.resolve(found, path), pinned["pristine"]):
             return False
     digest = of_fixes(fixed, {found.target: found.release})
     beside = tree.siblings(found, env)

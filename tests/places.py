@@ -44,7 +44,7 @@ class Place:
         self.python = python
         self.site = site
         self.package = site / "vllm"
-        (self.info,) = site.glob("vllm*-0.30.0.dist-info")
+        self.info = min(site.glob("vllm*-0.30.0.dist-info"))  # not that of vllm_gaudi
         self.state = self.info / STATE
         self.pristine = snapshot(site)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import installs
 import places
 import pytest
+import test_survive_recall
 from places import Place
 from release import BUNDLE, GAUDI, PROFILE, Release, launch, probe
 
@@ -161,6 +163,74 @@ def test_the_bundle_serves_the_plugin_of_every_release_of_the_same_syntax(
     assert place.json("verify", BUNDLE)["exit"] == 0
     place.ok("revert", "--all")
     assert place.is_pristine()
+
+
+def tampered(place: Place, case: str) -> None:
+    plugin = place.site / "vllm_gaudi"
+    info = next(place.site.glob("vllm_gaudi-*.dist-info"))
+    if case == "a fixed file":
+        test_survive_recall.append(plugin / "runner.py")
+    elif case == "no added file":
+        (plugin / "pp.py").unlink()
+    elif case == "no state":
+        (info / places.STATE).unlink()
+    elif case == "RECORD":
+        test_survive_recall.append(info / "RECORD", b"x,,\n")
+    elif case == "a release that is refused":
+        metadata = info / "METADATA"
+        metadata.write_text(metadata.read_text().replace("0.30.0", "0.9.0"))
+    elif case == "uninstalled":
+        shutil.rmtree(plugin)
+        shutil.rmtree(info)
+    elif case == "another platform":
+        installs.write(place.site, {"other-1.dist-info/entry_points.txt": OTHER})
+
+
+OTHER = "[vllm.platform_plugins]\nnpu = other_platform:register\n"
+TAMPERED = {
+    "nothing": 0,
+    "a fixed file": 1,
+    "no added file": 0,
+    "no state": 1,  # what is pinned is syntax: there is no hunk to take out again
+    "RECORD": 0,
+    "a release that is refused": 4,
+    "uninstalled": 1,
+    "another platform": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def applied(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place where the bundle is in, the plugin's part of it too; only copied."""
+    place = installed(release, tmp_path_factory.mktemp("applied"), TREES["v1"])
+    assert place.json(BUNDLE)["level"] == "probe"
+    return place
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_an_earlier_answer_over_two_trees_is_given_only_where_the_whole_run_gives_it(
+    applied: Place, tmp_path: Path, case: str
+) -> None:
+    documents = []
+    for way, options in (("recall", {}), ("whole", test_survive_recall.WHOLE)):
+        place = test_survive_recall.copied(applied, tmp_path / way)
+        tampered(place, case)
+        document = place.json(BUNDLE, **options)
+        documents.append(json.loads(json.dumps(document).replace(f"/{way}/", "/x/")))
+        assert document["exit"] == TAMPERED[case], document["problems"]
+    one, other = ({key: each[key] for key in test_survive_recall.TOLD} for each in documents)
+    assert one == other
+
+
+def test_where_no_plugin_is_its_files_are_no_reason_to_plan(
+    release: Release, tmp_path: Path
+) -> None:
+    """The lock has files of a target that is not there; the answer is given again all the same."""
+    place = places.environment(tmp_path / "env", release=release)
+    assert place.json(BUNDLE)["level"] == "probe"
+    unplanned = places.behind("import sys; sys.modules['fixes.plan'] = None")
+    document = place.json(BUNDLE, **unplanned)
+    assert document["exit"] == 0 and document["changed"] == []
 
 
 CHANGES = {
