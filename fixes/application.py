@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from fixes import commit, look, outcome, session, standing
+from fixes import commit, look, outcome, overlaid, overlays, session, standing
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.look import Look
 from fixes.outcome import Report
@@ -51,8 +52,18 @@ def run(options: argparse.Namespace) -> Report:
         return outcome.refused("apply", here, plan, error.problems, chosen.lines)
 
 
-def planned(here: Session, found: Look, chosen: Selection, options: argparse.Namespace) -> Plan:
-    """The plan for a look at the disk. Raises RefusedError with every problem that it has."""
+def planned(
+    here: Session,
+    found: Look,
+    chosen: Selection,
+    options: argparse.Namespace,
+    *,
+    writes: bool = True,
+) -> Plan:
+    """The plan for a look at the disk. Raises RefusedError with every problem that it has.
+
+    ``writes``: it is to be carried out on the trees themselves.
+    """
     plan = make(
         here.lock,
         chosen.fixes,
@@ -72,8 +83,10 @@ def planned(here: Session, found: Look, chosen: Selection, options: argparse.Nam
     for path in sorted(set(options.allow_foreign) - set(here.lock.files)):
         what = f"--allow-foreign {path}: no fix touches this file"
         problems.append(Problem(ExitCode.USAGE, "usage", what))
+    if writes and overlays.named(os.environ):
+        problems += overlaid.hiding(here, plan)
     if problems:
-        raise RefusedError(plan, *problems, *standing.unwritable(here, plan))
+        raise RefusedError(plan, *problems, *(standing.unwritable(here, plan) if writes else ()))
     return plan
 
 

@@ -133,7 +133,7 @@ class _Imports:
             return None
         if not spec["file"]:
             return module
-        origin = getattr(module, "__file__", None) or ""
+        origin = getattr(module.__spec__, "origin", None) or ""
         if not _same(origin, spec["file"]):
             found.append(f"is imported from {origin}, not from {spec['file']}")
             return None

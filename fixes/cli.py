@@ -20,6 +20,7 @@ VERBS = {
     "status": ("status", "say what is in the tree; writes nothing"),
     "verify": ("verify", "prove that fixes are in, up to a level; writes nothing"),
     "revert": ("revert", "take fixes out again, byte for byte"),
+    "overlay": ("overlay", "put the fixed files into a folder for PYTHONPATH, the tree unchanged"),
     "list": ("listing", "list the fixes and bundles of a profile"),
     "show": ("show", "show everything known about one fix"),
     "explain": ("explain", "find the fixes for what a server's log shows"),
@@ -175,6 +176,12 @@ def filled(text: str) -> str:
 def folder(text: str) -> Path:
     """An option's value that names a folder."""
     return Path(filled(text))
+
+
+def overlay_argument(parser: argparse.ArgumentParser) -> None:
+    """The option --overlay: what an engine imports that has it on its PYTHONPATH."""
+    about = "an overlay over the tree; by default the one that PYTHONPATH names"
+    parser.add_argument("--overlay", type=filled, metavar="DIR", help=about)
 
 
 def wait_argument(parser: argparse.ArgumentParser) -> None:

@@ -94,11 +94,12 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
     stale = {file.path for file in plan.files if file.verdict is FileVerdict.OUTDATED}
     for name in plan.wanted:
         paths = paths_of(here.lock.fixes[name])
+        plans = report.verb in ("apply", "overlay")
         verdict = "already-applied" if report.verb == "apply" else "applied"
         if name not in plan.present or stale & set(paths):
             verdict = "applied" if done else "pending"
             # Wanted, not in, and not asked for either: recorded, as other versions had it.
-            if not done and (name in plan.present or report.verb != "apply"):
+            if not done and (name in plan.present or not plans):
                 verdict = "outdated"
         report.fixes.append(FixLine(name, verdict, files=paths))
     gone = "reverted" if done else "pending"
@@ -169,12 +170,17 @@ def refused(
     return report
 
 
-def add_verification(report: Report, here: Session, plan: Plan, found: Verification) -> None:
-    """Add the level that this run reached, and the probes that could not tell."""
+def add_verification(
+    report: Report, here: Session, plan: Plan, found: Verification, *, records: bool = True
+) -> None:
+    """Add the level that this run reached, and the probes that could not tell.
+
+    ``records``: the files are those that the trees' RECORDs list.
+    """
     report.level = found.level.word
     count = len(fixed(plan))
     report.verification = f"{count} files hashed" if count else "no file is fixed"
-    if count and any(item.state_record for item in here.trees):
+    if count and records and any(item.state_record for item in here.trees):
         report.verification += ", RECORD agrees"
     if found.earlier:
         report.verification += _earlier(found.level)

@@ -13,8 +13,10 @@ import selectors
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fixes import overlays
 from fixes.catalogue import Catalogue
 from fixes.disk import sha256_of
 from fixes.errors import ExitCode, FixesError, Problem
@@ -60,9 +62,10 @@ def earlier(found: Look, level: Level) -> Verification:
     return Verification(level, found.unproven, earlier=level > Level.BYTES)
 
 
-def run(here: Session, plan: Plan, level: Level) -> Verification:
+def run(here: Session, plan: Plan, level: Level, overlay: Path | None = None) -> Verification:
     """Import the touched modules in a fresh interpreter and run the probes of the wanted fixes.
 
+    ``overlay`` is the folder that serves the fixed files; without one the trees hold them.
     Raises FixesError with VERIFICATION_FAILED and every problem that was found.
     """
     reached = Verification(Level.BYTES, {})
@@ -70,33 +73,36 @@ def run(here: Session, plan: Plan, level: Level) -> Verification:
     executable = here.environment.executable
     if level > Level.BYTES and executable is not None and plan.wanted:
         try:
-            reached = _live(here, executable, plan, level)
+            reached = _live(here, executable, plan, level, overlay)
         except FixesError as error:
             problems += error.problems
-    problems += _changed(here, plan)
+    problems += _changed(here, plan, overlay)
     if problems:
         raise FixesError(*problems)
     return reached
 
 
-def _changed(here: Session, plan: Plan) -> list[Problem]:
+def _changed(here: Session, plan: Plan, overlay: Path | None) -> list[Problem]:
     """The files of the plan that are not what it makes of them."""
     problems = []
     for file in plan.files:
-        place = here.where(file.path)
-        if place is None:
+        found = here.where(file.path)
+        if found is None:
             continue
+        place = overlay / overlays.FILES / file.path if overlay and file.wanted else found[1]
         what = "is not what was to be verified: it changed during the run"
         try:
-            if (sha256_of(place[1]) or "") == file.post:
+            if (sha256_of(place) or "") == file.post:
                 continue
         except OSError as error:
             what = f"cannot be read: {error.strerror}"
-        problems.append(Problem(ExitCode.VERIFICATION_FAILED, "bytes", what, str(place[1])))
+        problems.append(Problem(ExitCode.VERIFICATION_FAILED, "bytes", what, str(place)))
     return problems
 
 
-def _live(here: Session, executable: str, plan: Plan, level: Level) -> Verification:
+def _live(
+    here: Session, executable: str, plan: Plan, level: Level, overlay: Path | None
+) -> Verification:
     """The levels that take an interpreter. Raises FixesError."""
     fixes = [here.lock.fixes[name] for name in plan.wanted]
     probes = [(fix, fix.probe) for fix in fixes if fix.probe and level >= Level.PROBE]
@@ -104,11 +110,12 @@ def _live(here: Session, executable: str, plan: Plan, level: Level) -> Verificat
         executable,
         {
             "paths": here.ahead,
-            "modules": _modules(here.trees, plan, fixes),
+            "modules": _modules(here.trees, plan, fixes, overlay),
             "probes": [_probe_request(here.catalogue, fix, probe) for fix, probe in probes],
             "probe_s": PROBE_S,
             "probes_s": PROBES_S,
         },
+        overlay,
     )
     problems = [
         Problem(ExitCode.VERIFICATION_FAILED, "import", what, module)
@@ -143,7 +150,9 @@ def _probe_request(catalogue: Catalogue, fix: Fix, probe: Probe) -> dict[str, st
     return {"id": fix.id, "source": source, "file": probe.source}
 
 
-def _modules(trees: Sequence[Tree], plan: Plan, fixes: Sequence[Fix]) -> list[dict[str, object]]:
+def _modules(
+    trees: Sequence[Tree], plan: Plan, fixes: Sequence[Fix], overlay: Path | None
+) -> list[dict[str, object]]:
     """Every touched module, with the names in it that must be the post-image's code."""
     names: dict[str, list[str]] = {}
     for fix in fixes:
@@ -154,7 +163,8 @@ def _modules(trees: Sequence[Tree], plan: Plan, fixes: Sequence[Fix]) -> list[di
         for path in paths_of(fix):
             names.setdefault(_module(path), [])
     requests: list[dict[str, object]] = []
-    sites = {tree.target: tree.site for tree in trees}
+    served = overlay / overlays.FILES if overlay else None
+    sites = {tree.target: served or tree.site for tree in trees}
     for module, wanted in names.items():
         file = files.get(module)
         requests.append(
@@ -172,8 +182,11 @@ def _module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def ask(executable: str, request: dict[str, object]) -> dict[str, Any]:
-    """What ``fixes/child.py`` answers in an interpreter. Raises FixesError if it does not."""
+def ask(executable: str, request: dict[str, object], overlay: Path | None = None) -> dict[str, Any]:
+    """What ``fixes/child.py`` answers in an interpreter. Raises FixesError if it does not.
+
+    The only overlay on its PYTHONPATH is the one that is given.
+    """
     import subprocess
 
     from fixes.catalogue import package_source
@@ -187,7 +200,7 @@ def ask(executable: str, request: dict[str, object]) -> dict[str, Any]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env=_quiet_environment(),
+                env=_environment(overlay),
                 pass_fds=(writer,),
             )
         finally:
@@ -272,5 +285,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.kill()
 
 
-def _quiet_environment() -> dict[str, str]:
-    return {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+def _environment(overlay: Path | None) -> dict[str, str]:
+    quiet = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    if overlay or overlays.named(os.environ):
+        quiet["PYTHONPATH"] = overlays.pythonpath(os.environ, overlay)
+    return quiet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
-from fixes import cli, look, report, session, standing
+from fixes import cli, look, overlaid, report, session, standing
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.look import Look
 from fixes.origin import FileVerdict
@@ -60,6 +60,7 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
         *([] if found.state else _unknown(here, plan, removed)),
         *standing.unaccounted(here, found, plan),
         *look.interruption(here, found),
+        *overlaid.hiding(here, plan, only_refusing=True),
         *standing.expectation(options.expect_digest, plan.digest(here.releases)),
     ]
     if problems:

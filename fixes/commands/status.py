@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fixes import cli, look, outcome, report, session, standing
+from fixes import cli, look, outcome, overlaid, report, session, standing
 from fixes.errors import ExitCode, Problem
 from fixes.lock import Need
 from fixes.look import Look
@@ -20,6 +20,7 @@ from fixes.state import Level
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     cli.common_arguments(parser, "*")
+    cli.overlay_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,6 +31,9 @@ def run(options: argparse.Namespace) -> int:
     """
     here = session.open_session(options)
     found = look.take(here)
+    folder = overlaid.asked(options)
+    through = overlaid.take(here, found, folder) if folder else None
+    found = through.found if through else found
     plan = make(here.lock, (), found.seen, found.state, foreign_allowed=options.allow_foreign)
     done = outcome.start("status", here)
     outcome.add_plan(done, here, plan, done=False)
@@ -46,6 +50,9 @@ def run(options: argparse.Namespace) -> int:
         if name in wanted and name not in inside:
             done.fixes.append(_not_in(here, name, plan))
     done.problems += problems(here, found, plan)
+    if through:
+        done.notes += through.notes
+        done.problems += [*through.problems, *through.disagreement(here, plan)]
     done.problems += _spoilt(here, plan, done.problems)
     done.problems += standing.expectation(options.expect_digest, done.digest)
     level = standing.reached(here, found, done.digest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fixes import cli, look, outcome, report, session, standing, verify
+from fixes import cli, look, outcome, overlaid, report, session, standing, verify
 from fixes.commands.status import problems
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.plan import make
@@ -14,6 +14,7 @@ from fixes.selection import select
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     cli.common_arguments(parser, "*")
+    cli.overlay_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,6 +23,9 @@ def run(options: argparse.Namespace) -> int:
     level = standing.wanted_level(here, options.verify, options.accept_version)
     chosen = select(options.names, here)
     found = look.take(here)
+    folder = overlaid.asked(options)
+    through = overlaid.take(here, found, folder) if folder else None
+    found = through.found if through else found
     plan = make(here.lock, (), found.seen, found.state, foreign_allowed=options.allow_foreign)
     done = outcome.start("verify", here)
     outcome.add_plan(done, here, plan, done=False)
@@ -29,6 +33,9 @@ def run(options: argparse.Namespace) -> int:
     done.fixes += chosen.lines
     done.problems += chosen.problems
     done.problems += problems(here, found, plan)
+    if through:
+        done.notes += through.notes
+        done.problems += [*through.problems, *through.disagreement(here, plan)]
     for name in chosen.fixes:
         if name not in plan.present:
             what = f"{name} is not in"
@@ -40,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
     done.problems += standing.expectation(options.expect_digest, done.digest)
     if not done.problems:
         try:
-            reached = verify.run(here, plan, level)
+            reached = verify.run(here, plan, level, folder)
         except FixesError as error:
             done.problems += error.problems
         else:
-            outcome.add_verification(done, here, plan, reached)
+            outcome.add_verification(done, here, plan, reached, records=folder is None)
     return report.show(done.document(), as_json=options.json, quiet=options.quiet)
