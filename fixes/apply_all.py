@@ -8,14 +8,21 @@ import os
 import sys
 
 
+def too_old() -> bool:
+    """Whether this interpreter cannot run the package; then that has been said."""
+    if sys.version_info >= (3, 10):
+        return False
+    sys.stderr.write(
+        "vllm-fixes needs Python 3.10 or newer, this is %d.%d.\n"
+        "Run it with the interpreter that runs vLLM, or name that one by --python from a\n"
+        "newer interpreter. Nothing was changed.\n" % sys.version_info[:2]
+    )
+    sys.stderr.flush()
+    return True
+
+
 def _start() -> int:
-    if sys.version_info < (3, 10):
-        sys.stderr.write(
-            "vllm-fixes needs Python 3.10 or newer, this is %d.%d.\n"
-            "Run it with the interpreter that runs vLLM, or name that one by --python from a\n"
-            "newer interpreter. Nothing was changed.\n" % sys.version_info[:2]
-        )
-        sys.stderr.flush()
+    if too_old():
         return 2
     # A script's own folder is first on the search path: a module of ours called like one of
     # the standard library's would shadow it. The package's parent takes its place.

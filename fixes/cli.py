@@ -25,10 +25,14 @@ VERBS = {
     "show": ("show", "show everything known about one fix"),
     "explain": ("explain", "find the fixes for what a server's log shows"),
     "diff": ("diff", "print what apply would change, as a unified diff"),
+    "wheel": ("wheel", "make the fixed wheel of a wheel"),
+    "bundle": ("bundle", "pack the tool and profiles into one file that Python runs"),
     "pin": ("pin", "pin a plugin without wheels from trees of its releases (maintainers)"),
     "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
     "matrix": ("matrix", "try every fix on every published wheel (maintainers)"),
 }
+#: Verbs that a bundle leaves out: they make what it holds, or need what it must not.
+FROM_A_CHECKOUT = ("bundle", "pin", "lock", "matrix")
 _LEVELS = ("bytes", "import", "probe")
 
 
@@ -105,8 +109,8 @@ def _run(arguments: list[str]) -> int:
     verb, rest = "apply", arguments
     if arguments[0] in VERBS:
         verb, rest = arguments[0], arguments[1:]
-    module, about = VERBS[verb]
-    command = _command(module)
+    about = VERBS[verb][1]
+    command = _command(verb)
     parser = _Parser(
         prog=f"vllm-fixes {verb}",
         description=about,
@@ -122,10 +126,17 @@ def _run(arguments: list[str]) -> int:
     return command.run(parser.parse_intermixed_args(rest))
 
 
-def _command(module: str) -> _Command:
+def _command(verb: str) -> _Command:
     from importlib import import_module
 
-    return import_module(f"fixes.commands.{module}")  # type: ignore[return-value]
+    name = f"fixes.commands.{VERBS[verb][0]}"
+    try:
+        return import_module(name)  # type: ignore[return-value]
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    hint = "run it from a checkout, or from an installed vllm-fixes"
+    raise FixesError(Problem(ExitCode.USAGE, "usage", "is not in this bundle", verb, hint))
 
 
 class _Command:
@@ -199,7 +210,10 @@ def _overview() -> str:
         "Without a verb: apply. `vllm-fixes VERB --help` shows the options of a verb.",
         "",
     ]
-    lines += [f"  {verb:<8} {about}" for verb, (_, about) in VERBS.items()]
+    from importlib.util import find_spec
+
+    here = (verb for verb, (module, _) in VERBS.items() if find_spec(f"fixes.commands.{module}"))
+    lines += [f"  {verb:<8} {VERBS[verb][1]}" for verb in here]
     return "\n".join(lines) + "\n"
 
 

@@ -68,6 +68,27 @@ def matches(data: bytes, path: str, sha256: str, size: int) -> bool:
     return agrees and said_size in (b"", str(size).encode())
 
 
+def listed(data: bytes) -> dict[str, bytes]:
+    """Every path and what its line says after it, byte for byte."""
+    found = {}
+    for body, _ in _lines(data):
+        if (name := _path(body)) is not None:
+            found[os.fsdecode(name)] = _rest(body)
+    return found
+
+
+def moved(data: bytes, folders: Mapping[str, str]) -> bytes:
+    """RECORD once some top-level folders have other names."""
+    names = {os.fsencode(old): os.fsencode(new) for old, new in folders.items()}
+    made = []
+    for body, end in _lines(data):
+        top, _, below = (_path(body) or b"").partition(b"/")
+        if below and top in names:
+            body = _quoted(names[top] + b"/" + below) + _rest(body)
+        made.append(body + end)
+    return b"".join(made)
+
+
 def agreed(sha256: str, size: int) -> bytes:
     """What a line says after the path for a file of a hash (hex) and size."""
     return f",sha256={digest(sha256)},{size}".encode()
