@@ -315,6 +315,20 @@ def test_a_source_checkout(tmp_path: Path) -> None:
     stopped(start(place, PYTHONPATH=str(checkout)), f"{checkout / 'vllm/core.py'} has changed")
 
 
+def test_a_wheel_that_was_fixed_before_it_was_installed(tmp_path: Path) -> None:
+    release = places.standard()
+    where = ("--profiles", release.root, "--to", tmp_path)
+    made = launch(sys.executable, "wheel", release.wheel, BUNDLE, *where)
+    assert made.returncode == 0, made.stderr
+    place = places.environment(tmp_path / "env")
+    assert build("--install", python=place.python or "").returncode == 0
+    (wheel,) = tmp_path.glob("vllm-0.30.0+fixes.d*.whl")
+    installs.uv_install(place.python or Path(), str(wheel))
+    starts(start(place, "vllm.core"), "5 files are as recorded")
+    (place.package / "core.py").write_text("")
+    stopped(start(place), "core.py has changed since")
+
+
 def test_a_plugin_that_is_fixed_as_well(place: Place) -> None:
     """No profile touches one yet: the states are made as an apply would make them."""
     body = json.loads(place.state.read_bytes())
