@@ -128,10 +128,10 @@ def test_the_manifest_mounts_what_is_made() -> None:
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
 def test_every_python_runs_it(zipapp: Path, tmp_path: Path, python: Path) -> None:
-    """Without site-packages, variables and the user's folder."""
+    """Without site-packages, variables, the user's folder, and any other program."""
     place = places.unpacked(tmp_path / "tree")
     there = ("--tree", place.site)
-    isolated = {"launcher": zipapp, "flags": ("-I", "-S")}
+    isolated = {"launcher": zipapp, "flags": ("-I", "-S"), "env": {"PATH": "/nowhere"}}
     first = launch(python, "apply", BUNDLE, *there, **isolated)
     assert first.returncode == 0, first.stderr
     assert place.is_fixed()

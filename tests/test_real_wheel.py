@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from installer.sources import WheelFile
 from places import STATE
 from real import Copy, content
-from release import BUNDLE, launch
+from release import BUNDLE, LAUNCHER, environ, launch
 from test_wheel import by_installer, by_pip, by_uv
 
 pytestmark = pytest.mark.wheels
@@ -122,6 +124,26 @@ def test_it_is_the_same_when_it_is_made_again_of_itself(
     again.unlink()
     more, at_once = make(fixed, "more", "pp-offload"), make(stock, "once", BUNDLE, "pp-offload")
     assert (more.name, sha256(more)) == (at_once.name, sha256(at_once))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_leaves_nothing(
+    stock: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, LAUNCHER, "wheel", stock, BUNDLE, "--to", out]
+    with subprocess.Popen(
+        command, cwd="/", env=environ(TMPDIR=str(scratch)), stderr=subprocess.PIPE
+    ) as running:
+        while not out.is_dir() or not any(path.stat().st_size for path in out.iterdir()):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(number)
+        _, said = running.communicate()
+    assert running.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    assert b"Traceback" not in said
+    assert not [*out.iterdir(), *scratch.iterdir()]
 
 
 @pytest.mark.parametrize("install", [by_pip, by_uv, by_installer])

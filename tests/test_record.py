@@ -211,3 +211,25 @@ def test_any_record(
         added = record.rewrite(data, {new: (TWO, 1)})
         assert sorted(read(added)) == sorted([*rows, [new, *hashed(TWO, 1)]])
         assert record.rewrite(added, {new: None}) == data
+
+
+def test_every_path_with_what_is_said_of_it():
+    data = b'a/b.py,sha256=x,1\r\n"q""uo,te\n.py",,\r\n\r\nw-1.dist-info/RECORD,,'
+    assert record.listed(data) == {
+        "a/b.py": b",sha256=x,1",
+        'q"uo,te\n.py': b",,",
+        "w-1.dist-info/RECORD": b",,",
+    }
+
+
+def test_folders_that_move():
+    data = (
+        b'w-1.dist-info/RECORD,,\r\n"w-1.dist-info/a,b",sha256=x,1\nw-1.dist-info.py,,\n\n'
+        b"w/w-1.dist-info/x,,"
+    )
+    moved = record.moved(data, {"w-1.dist-info": "w-1+l.dist-info"})
+    assert moved == (
+        b'w-1+l.dist-info/RECORD,,\r\n"w-1+l.dist-info/a,b",sha256=x,1\nw-1.dist-info.py,,\n\n'
+        b"w/w-1.dist-info/x,,"
+    )
+    assert record.moved(moved, {"w-1+l.dist-info": "w-1.dist-info"}) == data

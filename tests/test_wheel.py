@@ -22,7 +22,7 @@ from installer.sources import WheelFile
 from places import KEYS, STATE
 from release import BUNDLE, FILES, FIXED, launch
 
-from fixes import fixedwheel
+from fixes import deflate, fixedwheel
 
 PYTHONS = sorted(Path("~/.pyenv/versions").expanduser().glob("3.1[0-9]*/bin/python"))
 ROOT = ("--profiles", places.standard().root)
@@ -103,6 +103,10 @@ def test_it_holds_the_fixes_and_else_what_it_held(fixed: Path, digest: str) -> N
     state = json.loads(now[f"{info}/{STATE}"])
     assert (state["digest"], state["release"]) == (digest, label)
     assert state["verified"] is state["answer"] is None
+    for file in state["files"]:  # by no zlib, which may be another one elsewhere
+        pristine = before.get(file["path"])
+        packed = deflate.zlib_stream(pristine) if pristine is not None else b""
+        assert base64.b64decode(file["packed"]) == packed
 
 
 def test_what_is_not_touched_is_not_packed_again(fixed: Path) -> None:
