@@ -27,8 +27,9 @@ _KINDS = {
     errno.EDQUOT: "disk-full",
 }
 _HINTS = {
-    "permission": "run as the owner of the files, or build the fixes into the image",
-    "read-only": "build the fixes into the image, or mount the folder writable",
+    "permission": "run as the owner of the files, or build the fixes into the image, "
+    "or make an overlay",
+    "read-only": "build the fixes into the image, or make an overlay (docs/overlay.md)",
     "disk-full": "free some space (or quota) there and run again",
     "io-error": "see the kernel's log for this disk",
     "unreadable": "put back the file that belongs there: reinstall the package",

@@ -147,7 +147,7 @@ class Finder:
             self._sources[entry["path"]] = data or b""
             data = _read(place)
             if _sha256(data) not in entry["underneath"]:
-                known = ", ".join(sha[:12] or "no file" for sha in entry["underneath"])
+                known = " or ".join(sha[:12] or "no file" for sha in entry["underneath"])
                 wrong.append(f"{place}: {_is(data)}, expected {known}")
             if as_script and started and os.path.realpath(started) == os.path.realpath(place):
                 wrong.append(f"{place} runs as a script: start it by -m {entry['module']}")

@@ -194,7 +194,7 @@ def underneath(
 
 
 def _other(where: str, now: str, known: tuple[str, ...]) -> Problem:
-    expected = ", ".join(sha[:12] or "no file" for sha in known)
+    expected = " or ".join(sha[:12] or "no file" for sha in known)
     what = f"sha256 {now[:12] or 'of no file'} is not what the overlay was made for ({expected})"
     hint = f"{_ANEW}, or install the release again"
     return Problem(ExitCode.MISMATCH, "underneath", what, where, hint)

@@ -420,6 +420,13 @@ def test_it_goes_with_the_installation_not_with_its_path(mine: Overlaid, tmp_pat
     assert mine.says("-c", SHORT) == f"True {mine.files / 'vllm/core.py'}"
 
 
+def test_a_process_without_vllm_loads_next_to_nothing(made: Overlaid) -> None:
+    """Time is a matter of the machine; what takes it is what is imported."""
+    listed = "import sys; print(*sys.modules)"
+    without = made.says("-c", listed, env={"PYTHONPATH": ""}).split()
+    assert set(made.says("-c", listed).split()) - set(without) <= {"sitecustomize", "__future__"}
+
+
 # Other start-up files
 
 
@@ -698,6 +705,25 @@ def test_apply_says_what_an_active_overlay_hides(mine: Overlaid) -> None:
     assert place.json("revert", "--all", env=mine.environ)["exit"] == 0 and place.is_pristine()
 
 
+def test_a_foreign_file_that_was_accepted_stays_so(tmp_path: Path) -> None:
+    place = places.environment(tmp_path / "env")
+    core = place.package / "core.py"
+    core.write_bytes(core.read_bytes() + b"# theirs\n")
+    assert place.json("overlay", "ready", "--to", tmp_path / "overlay")["exit"] == 1
+    for name, accept in {
+        "named": ("ready", "--allow-foreign", "vllm/core.py"),
+        "scoped": ("stop", "--scope-lock"),
+    }.items():
+        one = Overlaid(place, tmp_path / name, *accept)
+        assert "vllm/core.py" in one.document["accepted"][0]
+        assert b"# theirs" in (one.files / "vllm/core.py").read_bytes()
+        assert one.says("-c", "import vllm.core") == ""
+        document = place.json("verify", "--overlay", one.folder)
+        assert document["exit"] == 0 and document["digest"] == one.document["digest"]
+    edit(core, b"theirs", b"others")
+    assert "vllm/core.py: sha256" in one.refuses()
+
+
 # Status and verify
 
 
@@ -921,3 +947,34 @@ def test_a_published_release(version: str, tmp_path: Path) -> None:
     assert made["digest"] == run(BUNDLE, "--dry-run")["digest"]
     assert run("verify", "--overlay", tmp_path / "overlay")["digest"] == made["digest"]
     assert identities(tree / "vllm/v1") == before
+
+
+RAY = """
+import json, ray
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+@ray.remote
+class Worker:
+    def where(self):
+        import os, vllm.core
+        return os.getpid(), vllm.core.__file__, vllm.core.Engine().start()
+
+@ray.remote
+def where():
+    import os, vllm.core
+    return os.getpid(), vllm.core.__file__, vllm.core.Engine().start()
+
+print(json.dumps([ray.get(Worker.remote().where.remote()), ray.get(where.remote())]))
+"""
+
+
+@pytest.mark.wheels
+def test_in_workers_of_ray(tmp_path: Path) -> None:
+    place = places.by_uv(tmp_path / "env")
+    installs.uv("pip", "install", "--quiet", "--python", str(place.python), "ray")
+    one = Overlaid(place, tmp_path / "overlay")
+    done = one.python("-c", RAY, env={"RAY_USAGE_STATS_ENABLED": "0"})
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert len({pid for pid, _, _ in told}) == 2
+    assert {(file, ready) for _, file, ready in told} == {(f"{one.files}/vllm/core.py", True)}

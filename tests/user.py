@@ -9,9 +9,10 @@ from pathlib import Path
 
 USER = 2000
 #: Opens the way to what lies below root's home (an interpreter, a cache) without changing its
-#: mode, mounts the folders that are named read-only, and becomes the user.
+#: mode, mounts the folders that are named read-only, and one file over another, and becomes the
+#: user.
 ENTER = """
-user=$1 home=$2 count=$3; shift 3
+user=$1 home=$2 changed=$3 place=$4 count=$5; shift 5
 if [ "$home" ]; then
     mount --bind "$home" /mnt
     mount -t tmpfs -o mode=755 tmpfs "$home"
@@ -28,6 +29,7 @@ while [ "$count" -gt 0 ]; do
     mount -o remount,bind,ro "$1"
     shift; count=$((count - 1))
 done
+[ -z "$changed" ] || mount --bind "$changed" "$place"
 exec setpriv --reuid="$user" --regid="$user" --clear-groups "$@"
 """
 
@@ -42,12 +44,16 @@ def missing() -> str:
     return f"no mount namespaces here: {done.stderr.strip()}" if done.returncode else ""
 
 
-def arguments(*read_only: Path) -> list[str]:
-    """A shell command that runs what follows it so, in a mount namespace of its own already."""
+def arguments(*read_only: Path, changed: tuple[Path, Path] | None = None) -> list[str]:
+    """A shell command that runs what follows it so, in a mount namespace of its own already.
+
+    ``changed`` is a file, and the one in whose place it is to be.
+    """
     home = os.path.expanduser("~")
     hidden = home if os.stat(home).st_mode & 0o005 != 0o005 else ""
     folders = [str(folder) for folder in read_only]
-    return ["sh", "-ec", ENTER, "sh", str(USER), hidden, str(len(folders)), *folders]
+    pair = [str(path) for path in changed or ("", "")]
+    return ["sh", "-ec", ENTER, "sh", str(USER), hidden, *pair, str(len(folders)), *folders]
 
 
 def command(*read_only: Path, checkout: Path | None = None) -> list[str]:
