@@ -64,10 +64,12 @@ def select(names: Sequence[str], here: Session) -> Selection:
             lines.append(FixLine(name, fix.need.value, fix.why))
             wanted.remove(name)
             continue
-        for target in fix.targets:
-            if target not in targets:
-                what = f"{name} needs {target}, which is not installed"
-                problems.append(Problem(ExitCode.NOT_FOUND, "target-not-found", what))
+        lacking = [target for target in fix.targets if target not in targets]
+        for target in lacking:
+            what = f"{name} needs {target}, which is not installed"
+            problems.append(Problem(ExitCode.NOT_FOUND, "target-not-found", what))
+        if lacking:
+            wanted.remove(name)
     return Selection(tuple(wanted), tuple(lines), tuple(problems))
 
 

@@ -282,7 +282,7 @@ def test_without_the_plugin_it_is_not_needed(release: Release, tmp_path: Path) -
 def test_by_its_name_it_needs_the_plugin(release: Release, tmp_path: Path) -> None:
     document = places.environment(tmp_path / "env", release=release).json("gaudi-pp")
     assert document["exit"] == 3
-    assert document["problems"][0]["kind"] == "target-not-found"
+    assert [problem["kind"] for problem in document["problems"]] == ["target-not-found"]
 
 
 def test_a_release_that_does_not_go_with_the_core_is_named(
