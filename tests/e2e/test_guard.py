@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -29,22 +30,29 @@ SOON = 90  # seconds for what ends while it starts; an import of vLLM takes up t
 WAITED = 60  # seconds in which a leader does not give up its worker
 
 
-@pytest.fixture
-def guarded(fixed: Path) -> Iterator[Path]:
+@contextlib.contextmanager
+def with_guard(fixed: Path) -> Iterator[Path]:
     """A copy of the fixed environment with the guard in it."""
     made = cache.copy(fixed)
-    install = [made / "bin/python", CHECKOUT / "guard/build_guard.py", "--install"]
-    subprocess.run(install, check=True, capture_output=True)
-    yield made
-    shutil.rmtree(made)
+    try:
+        install = [made / "bin/python", CHECKOUT / "guard/build_guard.py", "--install"]
+        subprocess.run(install, check=True, capture_output=True)
+        yield made
+    finally:
+        shutil.rmtree(made)
 
 
 @pytest.fixture
-def other(guarded: Path) -> Iterator[Path]:
+def guarded(fixed: Path) -> Iterator[Path]:
+    with with_guard(fixed) as made:
+        yield made
+
+
+@pytest.fixture
+def other(fixed: Path) -> Iterator[Path]:
     """The environment of a second node."""
-    made = cache.copy(guarded)
-    yield made
-    shutil.rmtree(made)
+    with with_guard(fixed) as made:
+        yield made
 
 
 def fixed_file(environment: Path) -> Path:
