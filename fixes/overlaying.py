@@ -127,14 +127,20 @@ def _aside(folder: Path) -> Iterator[Path]:
     """A new folder beside the one it shall be; gone afterwards, also that of a killed run."""
     aside = folder.with_name(f".{folder.name}.vllm-fixes")
     with naming(aside):
-        if os.path.lexists(aside):
-            shutil.rmtree(aside)
+        for left in (aside, _old(aside)):
+            if os.path.lexists(left):
+                shutil.rmtree(left)
         _folder(aside)
     try:
         yield aside
     finally:
         with uninterrupted():
-            shutil.rmtree(aside, ignore_errors=True)
+            for left in (aside, _old(aside)):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _old(aside: Path) -> Path:
+    return aside.with_name(f"{aside.name}-old")
 
 
 def _write(here: Session, found: Look, plan: Plan, folder: Path) -> Overlay:
@@ -287,11 +293,8 @@ def _place(aside: Path, folder: Path) -> None:
     if not os.path.lexists(folder) or not os.listdir(folder):
         aside.rename(folder)
     elif not _exchanged(aside, folder):
-        old = aside.with_name(f"{aside.name}-old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
+        folder.rename(_old(aside))
         aside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
     sync_folder(folder.parent)
 
 

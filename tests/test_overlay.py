@@ -833,10 +833,32 @@ def test_a_damaged_one_is_made_anew(mine: Overlaid) -> None:
 
 
 def test_what_a_killed_run_left_goes(mine: Overlaid) -> None:
-    left = mine.folder.with_name(".overlay.vllm-fixes")
-    (left / "post-images").mkdir(parents=True)
+    left = [mine.folder.with_name(f".overlay.vllm-fixes{end}") for end in ("", "-old")]
+    for folder in left:
+        (folder / "post-images").mkdir(parents=True)
     mine.place.ok("overlay", "ready", "--to", mine.folder)
-    assert not left.exists()
+    assert not any(folder.exists() for folder in left)
+
+
+def test_where_names_cannot_be_exchanged(mine: Overlaid) -> None:
+    first = "import fixes.overlaying as o\no._exchanged = lambda *given: False"
+    mine.place.ok("overlay", "ready", "--to", mine.folder, **places.behind(first))
+    assert sorted(path.name for path in mine.folder.parent.iterdir()) == ["env", "overlay"]
+    assert not (mine.files / "vllm/open.py").exists()
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_run_that_is_stopped_leaves_nothing(mine: Overlaid, signal: str, code: int) -> None:
+    before = snapshot(mine.folder.parent, bytecode=True)
+    first = (
+        "import fixes.verify, os, signal, time\n"
+        "def run(*given):\n"
+        f"    os.kill(os.getpid(), signal.{signal})\n"
+        "    time.sleep(60)\n"
+        "fixes.verify.run = run"
+    )
+    mine.place.fails(code, "overlay", "ready", "--to", mine.folder, **places.behind(first))
+    assert snapshot(mine.folder.parent, bytecode=True) == before
 
 
 def test_an_empty_folder_and_a_new_one(made: Overlaid, tmp_path: Path) -> None:
