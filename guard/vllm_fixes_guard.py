@@ -24,10 +24,10 @@ __version__ = "0.1.0"
 STATE = "fixes-applied.json"
 BARE_STATE = "_fixes_applied.json"
 MANIFEST = "overlay.json"
-#: The digest that must be in; unset: any.
-WANTED = "VLLM_FIXES_DIGEST"
-#: Tells the processes that this one starts that the digest has been logged. Not VLLM_...:
-#: vLLM warns of variables of that kind that it does not know.
+#: The digest that must be in; unset: any. Not VLLM_...: vLLM warns of variables of that kind that
+#: it does not know, or refuses them.
+WANTED = "FIXES_DIGEST"
+#: Tells the processes that this one starts that the digest has been logged.
 TOLD = "_FIXES_GUARD_TOLD"
 
 #: The exit codes of vllm-fixes for what does not fit, and for another digest.

@@ -292,7 +292,7 @@ def test_without_a_fix_for_gaudi_the_build_stops(image: Image, name: str, plain:
 def test_the_guard_is_in(image: Image, name: str, context: Path) -> None:
     build(image, name, context)
     assert image.entrypoint == ["vllm", "serve"]
-    image.env["VLLM_FIXES_DIGEST"] = "sha256:" + "0" * 64
+    image.env["FIXES_DIGEST"] = "sha256:" + "0" * 64
     done = image.start("model")
     assert done.returncode == 10
     assert done.stderr.startswith("vllm-fixes-guard: ")

@@ -122,12 +122,12 @@ def test_the_processes_of_one_engine_log_it_once(place: Place) -> None:
 
 def test_the_digest_that_is_wanted(place: Place) -> None:
     digest = place.json("status")["digest"]
-    starts(start(place, VLLM_FIXES_DIGEST=digest))
-    starts(start(place, VLLM_FIXES_DIGEST=f"sha256:{digest}"))
+    starts(start(place, FIXES_DIGEST=digest))
+    starts(start(place, FIXES_DIGEST=f"sha256:{digest}"))
     other = "sha256:" + "0" * 64
-    said = (f"the digest is sha256:{digest}, and VLLM_FIXES_DIGEST is {other}",)
-    stopped(start(place, VLLM_FIXES_DIGEST=other), *said, code=10)
-    stopped(start(place, VLLM_FIXES_DIGEST=""), "VLLM_FIXES_DIGEST is empty", code=10)
+    said = (f"the digest is sha256:{digest}, and FIXES_DIGEST is {other}",)
+    stopped(start(place, FIXES_DIGEST=other), *said, code=10)
+    stopped(start(place, FIXES_DIGEST=""), "FIXES_DIGEST is empty", code=10)
 
 
 def test_one_fix_more_or_less_is_another_digest_and_right(place: Place) -> None:
@@ -285,7 +285,7 @@ def test_its_import_does_nothing(tmp_path: Path) -> None:
         [sys.executable, "-S", "-c", code],
         capture_output=True,
         text=True,
-        env=environ(PYTHONPATH=str(GUARD), VLLM_FIXES_DIGEST="wrong"),
+        env=environ(PYTHONPATH=str(GUARD), FIXES_DIGEST="wrong"),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 

@@ -50,7 +50,7 @@ def test_an_overlay_that_is_in_use(place: Place, overlay: Path) -> None:
     done = start(place, "vllm.core", "vllm.added", PYTHONPATH=str(overlay))
     digest = unseal((overlay / "overlay.json").read_bytes())["digest"]
     starts(done, f"5 files are as recorded, digest sha256:{digest}")
-    wanted = start(place, "vllm.core", PYTHONPATH=str(overlay), VLLM_FIXES_DIGEST=digest)
+    wanted = start(place, "vllm.core", PYTHONPATH=str(overlay), FIXES_DIGEST=digest)
     starts(wanted)
 
 

@@ -85,14 +85,14 @@ def stopped(server: Server, *said: str, limit: float = SOON) -> float:
 def test_a_right_engine_starts_and_a_changed_one_does_not(
     guarded: Path, logs: Path, record: Record
 ) -> None:
-    variables = {"VLLM_FIXES_DIGEST": digest(guarded), "VLLM_LOGGING_LEVEL": "DEBUG"}
+    variables = {"FIXES_DIGEST": digest(guarded), "VLLM_LOGGING_LEVEL": "DEBUG"}
     first = Server(lab.LEADER, guarded, STAGES, logs / "right.log", SERVE, variables)
     with lab.lab(), first as server:
         record("boot, two stages, guarded", server.boot())
         assert server.complete(PROMPTS[0], 4).result().status == 200
         with server.explained():
             told = list(RIGHT.finditer(server.text()))
-            assert {found["digest"] for found in told} == {variables["VLLM_FIXES_DIGEST"]}
+            assert {found["digest"] for found in told} == {variables["FIXES_DIGEST"]}
             # The parent says it; the engine core and each of the two workers have looked as well.
             levels = [found["level"] for found in told]
             assert sorted(levels) == ["DEBUG", "DEBUG", "DEBUG", "INFO"], levels
