@@ -24,15 +24,11 @@ to be, with 1 if not, and with 2 if there was nothing to run with.
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
-import hashlib
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,17 +37,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import cache  # noqa: E402
-from e2e import lab, models, scenarios  # noqa: E402
-from e2e.scenarios import Question  # noqa: E402
-from e2e.server import Reply, Server, replica, stages  # noqa: E402
+import cache
+from asking import ANSWERING, Answers, alone, ask, likeness, together
+from e2e import lab, models
+from e2e.server import Server, replica, stages
+from installing import PLUGIN, VARIABLES, CannotRunError, apply, install
 
-PLUGIN = "vllm_gaudi"
-ANSWERING = 300  # seconds for one answer, on a machine that is busy with others
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -76,162 +69,12 @@ OPTIONS = (
     # What an earlier question has left would be another batch.
     "--no-enable-prefix-caching",
 )
-VARIABLES = {
-    "VLLM_USE_FAKE_HPU": "1",  # the plugin's own switch for a CPU
-    "VLLM_SKIP_WARMUP": "true",
-    "VLLM_CONTIGUOUS_PA": "false",  # needs a compiler for the device
-    "VLLM_PROMPT_USE_FUSEDSDPA": "false",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
-    "TORCHDYNAMO_DISABLE": "1",
-}
-POINTS = """\
-[vllm.platform_plugins]
-hpu = vllm_gaudi:register
-[vllm.general_plugins]
-00.names = gaudi_points:names
-01.hpu_custom_utils = vllm_gaudi:register_utils
-02.hpu_custom_ops = vllm_gaudi:register_ops
-03.hpu_custom_models = gaudi_points:models
-"""
-IMPORT = """
-from vllm.plugins import load_general_plugins
-load_general_plugins()
-import vllm_gaudi.v1.worker.hpu_worker
-"""
 RAISED = re.compile(r"\((Worker\S*)[^)]*\).*?\] ((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)")
-
-Answers = dict[str, list[tuple[int, float]]]
-
-
-class CannotRunError(Exception):
-    """There is nothing to run with."""
-
-
-@dataclass(frozen=True)
-class Likeness:
-    """In how far two servers answered the same: requests, tokens up to the first that differs,
-    and the biggest difference of log probabilities among these."""
-
-    requests: int
-    same_requests: int
-    tokens: int
-    same_tokens: int
-    biggest: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.same_requests}/{self.requests} requests, "
-            f"{self.same_tokens}/{self.tokens} tokens, logprobs within {self.biggest:.2g}"
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether every token was the same."""
-        return self.same_requests == self.requests
 
 
 def served(model: str) -> str:
     """The name of a model among those of the engine tests, which has others of its kind."""
     return f"gaudi-{model}"
-
-
-def likeness(found: Answers, wanted: Answers) -> Likeness:
-    """Compare the answers to the same questions."""
-    requests = tokens = same = 0
-    biggest = 0.0
-    for name, wish in wanted.items():
-        given = found[name]
-        tokens += len(wish)
-        pairs = list(zip(given, wish, strict=False))
-        alike = next((n for n, (one, two) in enumerate(pairs) if one[0] != two[0]), len(pairs))
-        same += alike
-        requests += alike == len(wish) == len(given)
-        biggest = max([biggest, *(abs(one[1] - two[1]) for one, two in pairs[:alike])])
-    return Likeness(len(wanted), requests, tokens, same, biggest)
-
-
-def alone() -> list[Question]:
-    """Questions that are asked one at a time; the last one is longer than a batch."""
-    asked = [*scenarios.PROMPTS, *scenarios.MORE, scenarios.LONG]
-    return [scenarios.greedy(prompt) for prompt in asked]
-
-
-def together() -> list[Question]:
-    """Questions that are asked at once, so that prompts and decodes share steps."""
-    return [*scenarios.many(20), scenarios.greedy(scenarios.LONG)]
-
-
-def ask(server: Server, questions: Sequence[Question], at_once: bool) -> Answers:
-    """The tokens of each answer with their log probabilities."""
-    answers: Answers = {}
-    pending = []
-    for number, question in enumerate(questions):
-        pending.append((f"{number} {question.name}", server.ask(question, ANSWERING)))
-        if not at_once:
-            pending[-1][1].result()
-    for name, reply in pending:
-        answers[name] = tokens(reply.result())
-    return answers
-
-
-def tokens(reply: Reply) -> list[tuple[int, float]]:
-    """The tokens of one answer. Raises AssertionError for an error."""
-    assert reply.status == 200, f"the server answered {reply.status}: {reply.body!r}"
-    (choice,) = json.loads(reply.body)["choices"]
-    return list(zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True))
-
-
-def install(environment: Path, tree: Path, version: str) -> None:
-    """Put the plugin and the maker's package into an environment, as an installer would."""
-    site = cache.site_packages(environment)
-    copied = [*shutil.copytree(tree / PLUGIN, site / PLUGIN).rglob("*")]
-    shutil.copytree(HERE / "vendor", site, dirs_exist_ok=True)
-    info = site / f"{PLUGIN}-{version}.dist-info"
-    info.mkdir()
-    text = f"Metadata-Version: 2.1\nName: vllm-gaudi\nVersion: {version}\n"
-    (info / "METADATA").write_text(text, "utf-8")
-    (info / "entry_points.txt").write_text(POINTS, "utf-8")
-    rows = []
-    for path in sorted(one for one in (*copied, *info.iterdir()) if one.is_file()):
-        data = path.read_bytes()
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append(f"{path.relative_to(site)},sha256={digest},{len(data)}\n")
-    (info / "RECORD").write_text(f"{''.join(rows)}{info.name}/RECORD,,\n", "utf-8")
-    # With bytecode each of the many processes starts much sooner.
-    done = subprocess.run(
-        [environment / "bin/python", "-c", IMPORT],
-        env=os.environ | VARIABLES | {"PYTHONDONTWRITEBYTECODE": ""},
-        cwd=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
-        raise CannotRunError(f"{tree} cannot be imported with this vLLM:\n{last}")
-
-
-def apply(environment: Path, arguments: argparse.Namespace) -> str:
-    """Fix an environment by the command line that an operator has; its last lines."""
-    told = ["--profile", f"v{arguments.core}", "--verify", arguments.verify]
-    if arguments.profiles:
-        told += ["--profiles", str(arguments.profiles)]
-    command = [environment / "bin/python", CHECKOUT / "fixes/apply_all.py"]
-    done = subprocess.run(
-        [*command, *told, "pipeline-parallel"],
-        env=os.environ | VARIABLES,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise CannotRunError(
-            f"apply_all.py ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
-    if "gaudi-pp-transport" not in done.stdout:
-        raise CannotRunError(f"profile v{arguments.core} does not offer gaudi-pp-transport")
-    return "\n".join(done.stdout.splitlines()[-2:])
 
 
 @dataclass
@@ -366,12 +209,11 @@ def compare(run: Run, stock: Path, fixed: Path) -> int:
     label = f"| {arguments.plugin_tree.name} | {arguments.core} | {arguments.model} |"
     layout = f"{arguments.nodes} node(s), TP{arguments.tp}xPP2"
     wrong = []
-    rows = []
 
     def row(what: str, seconds: float, told: object) -> None:
-        rows.append(f"{label} {what} | {seconds:.0f} | {told} |")
-        print(rows[-1], flush=True)
+        print(f"{label} {what} | {seconds:.0f} | {told} |", flush=True)
 
+    print("| plugin | vLLM | model | | seconds | |\n|---|---|---|---|---|---|")
     with engine("one stage"):
         wanted, seconds = timed(lambda: one_stage(run, stock))
     control = likeness(wanted["in turn"], wanted["together"])
@@ -468,6 +310,8 @@ def main() -> int:
         except CannotRunError as error:
             print(f"engine.py: {error}", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            return 130
         except AssertionError as error:
             print(f"engine.py: a server failed: {error}", file=sys.stderr)
             return 1
