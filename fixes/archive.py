@@ -12,8 +12,6 @@ import zlib
 from typing import BinaryIO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipInfo
 
-from fixes import deflate
-
 #: Signature, and all fields of fixed size: of a member, of its entry, of the directory's end.
 _LOCAL, _ENTRY, _END = "<4s5H3L2H", "<4s4B4H3L5H2L", "<4s4H2LH"
 _END_64, _LOCATOR = "<4sQ2H2L4Q", "<4sLQL"
@@ -36,7 +34,8 @@ def made(name: str, data: bytes, like: ZipInfo | None = None) -> tuple[ZipInfo, 
     info.external_attr = like.external_attr if like else (stat.S_IFREG | 0o644) << 16
     info.flag_bits = 0 if name.isascii() else _UTF8
     info.CRC, info.file_size = zlib.crc32(data), len(data)
-    packed = deflate.compress(data)
+    packer = zlib.compressobj(9, wbits=-15)  # without zlib's own head and end
+    packed = packer.compress(data) + packer.flush()
     info.compress_type = ZIP_DEFLATED if len(packed) < len(data) else ZIP_STORED
     packed = packed if info.compress_type == ZIP_DEFLATED else data
     info.compress_size = len(packed)

@@ -6,7 +6,6 @@ one with a fix more, on any machine, by any Python.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from fixes import deflate, outfile, record, state
+from fixes import outfile, record, state
 from fixes.archive import Writer, raw_name
 from fixes.digest import sha256
-from fixes.state import DamagedStateError, FixedFile, State
+from fixes.state import DamagedStateError, State
 from fixes.tree import STATE
 from fixes.wheelfile import SIGNATURES, WheelFile, opened, with_version
 
@@ -135,9 +134,8 @@ class Recipe:
         return {**found, f"{self.wheel.info}/{STATE}": state.dump(self._portable(now))}
 
     def _portable(self, now: State) -> State:
-        """The state without what it knows of this machine, packed as it is packed anywhere."""
-        files = {path: _repacked(file) for path, file in now.files.items()}
-        return replace(now, release=self.version, files=files, verified=None, answer=None)
+        """The state without what it knows of this machine."""
+        return replace(now, release=self.version, verified=None, answer=None)
 
     def _fixed(self) -> dict[str, bytes]:
         """The files of the release that hold fixes, and those that have been put back."""
@@ -178,14 +176,6 @@ class Recipe:
             f"{info}/METADATA": metadata,
             f"{info}/RECORD": record.moved(listed, self.folders),
         }
-
-
-def _repacked(file: FixedFile) -> FixedFile:
-    pristine = file.pristine()
-    if pristine is None:
-        return file
-    packed = base64.b64encode(deflate.zlib_stream(pristine)).decode("ascii")
-    return replace(file, packed=packed)
 
 
 def _sha256(stream: BinaryIO) -> str:
