@@ -1,7 +1,7 @@
 """The fixed wheel: a wheel's members as they are, but for what fixes change and what tells of it.
 
 It is the same to the byte however it came about: from the published wheel at once, from a fixed
-one with a fix more, on any machine, by any Python.
+one with a fix more, by any Python with the same zlib.
 """
 
 from __future__ import annotations
