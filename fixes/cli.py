@@ -27,12 +27,13 @@ VERBS = {
     "diff": ("diff", "print what apply would change, as a unified diff"),
     "wheel": ("wheel", "make the fixed wheel of a wheel"),
     "bundle": ("bundle", "pack the tool and profiles into one file that Python runs"),
+    "parity": ("parity", "compare the answers and the speed of two servers"),
     "pin": ("pin", "pin a plugin without wheels from trees of its releases (maintainers)"),
     "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
     "matrix": ("matrix", "try every fix on every published wheel (maintainers)"),
 }
 #: Verbs that a bundle leaves out: they make what it holds, or need what it must not.
-FROM_A_CHECKOUT = ("bundle", "pin", "lock", "matrix")
+FROM_A_CHECKOUT = ("bundle", "parity", "pin", "lock", "matrix")
 _LEVELS = ("bytes", "import", "probe")
 
 

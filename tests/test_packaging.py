@@ -64,6 +64,16 @@ def authored() -> set[str]:
     }
 
 
+def asked() -> set[str]:
+    """The texts, prompts and thresholds of `parity`."""
+    found = (CHECKOUT / "fixes/parity").rglob("*")
+    return {
+        path.relative_to(CHECKOUT).as_posix()
+        for path in found
+        if path.suffix in (".txt", ".jsonl", ".toml")
+    }
+
+
 def test_the_wheel_is_for_any_machine_and_needs_nothing(wheel: Path) -> None:
     assert wheel.name == f"vllm_fixes-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
@@ -73,6 +83,7 @@ def test_the_wheel_is_for_any_machine_and_needs_nothing(wheel: Path) -> None:
     assert all("extra == " in line for line in required), required
     assert {line for line in lines if line.startswith("Provides-Extra: ")} == {
         "Provides-Extra: maintain",
+        "Provides-Extra: parity",
         "Provides-Extra: test",
     }
     assert "License-Expression: Apache-2.0" in lines
@@ -85,7 +96,7 @@ def test_the_wheel_holds_all_that_is_authored_and_the_package_alone(wheel: Path)
         for name in authored():
             assert archive.read(f"fixes/data/{name}") == (CHECKOUT / name).read_bytes()
     code = {path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "fixes").rglob("*.py")}
-    data = {f"fixes/data/{name}" for name in authored()}
+    data = {f"fixes/data/{name}" for name in authored()} | asked()
     outside = {name for name in names if not name.startswith("vllm_fixes-")}
     assert outside == code | data
 
@@ -107,6 +118,13 @@ def test_maintaining_says_what_it_needs(python: Path) -> None:
     done = run(python, "lock")
     assert done.returncode == 2
     assert ".[maintain]" in done.stderr
+
+
+def test_parity_says_what_it_needs(python: Path) -> None:
+    done = run(python, "parity", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "needs the package httpx, matplotlib, numpy, rich" in done.stderr
+    assert "pip install 'vllm-fixes[parity]'" in done.stderr
 
 
 @pytest.mark.wheels

@@ -1,0 +1,182 @@
+"""Asking an endpoint what it is and what it can."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.parity import answers, forced, greedy
+from fixes.parity.client import Endpoint
+from fixes.parity.faults import FaultError, Kind
+from fixes.parity.preflight import Facts
+from fixes.parity.workload import STRINGS
+
+COMPLETIONS = "/v1/completions"
+_TRIES = 3
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+#: What ends the preflight; another fault only means that one thing is not told.
+_LOST = (Kind.UNREACHABLE, Kind.GONE)
+
+
+async def gather(endpoint: Endpoint, model: str | None) -> Facts:
+    """Everything about an endpoint. Raises FixesError if it cannot be reached or measured."""
+    try:
+        name, context = _chosen(await endpoint.get("/v1/models"), model, endpoint)
+        fingerprint, salted, ids = await _first_answer(endpoint, name)
+        return Facts(
+            url=endpoint.shown,
+            model=name,
+            context=context,
+            version=str((await _quietly(endpoint, "/version")).get("version", "")),
+            fingerprint=fingerprint,
+            digest=(_DIGEST.search(fingerprint) or ("", ""))[1],
+            tokens=await _strings(endpoint, name),
+            defaults=await _defaults(endpoint, name),
+            ids=ids,
+            forced=await _forcing(endpoint, name),
+            salted=salted,
+            **await _metrics(endpoint),
+        )
+    except FaultError as error:
+        kind, what = error.fault.kind, error.fault.what
+        if kind in (Kind.UNREACHABLE, Kind.GONE):
+            problem = Problem(ExitCode.NOT_FOUND, "unreachable", what, endpoint.shown)
+        else:
+            said = f"gives no answer to measure: {kind.value}: {what}"
+            problem = Problem(ExitCode.VERIFICATION_FAILED, "preflight", said, endpoint.shown)
+        raise FixesError(problem) from None
+
+
+async def tokenize(endpoint: Endpoint, model: str, text: str, begins: bool = True) -> list[int]:
+    """The token ids of a text, by ``/tokenize`` or else by ``return_token_ids``.
+
+    ``begins`` adds the special tokens that a model's input begins with.
+
+    Raises FaultError: lacks-token-ids, and whatever a request can.
+    """
+    asked = {"model": model, "prompt": text, "add_special_tokens": begins}
+    try:
+        found = await endpoint.post("/tokenize", asked)
+        return [int(token) for token in found["tokens"]]
+    except (KeyError, TypeError, ValueError):
+        pass
+    except FaultError as error:
+        if error.fault.kind not in (Kind.REFUSED, Kind.MALFORMED):
+            raise
+    body = {**asked, "max_tokens": 1, "return_token_ids": True}
+    return answers.tokens_of_prompt(await endpoint.post(COMPLETIONS, body))
+
+
+def _chosen(document: Any, wanted: str | None, endpoint: Endpoint) -> tuple[str, int]:
+    """The model to ask, and its context; 0 where that is not told. Adapters are passed over."""
+    try:
+        cards = {str(card["id"]): card for card in document["data"] if not card.get("parent")}
+        every = {str(card["id"]): card for card in document["data"]}
+    except (KeyError, TypeError, AttributeError):
+        raise FaultError(Kind.MALFORMED, "/v1/models is no list of models") from None
+    if wanted is None and len(cards) == 1:
+        (wanted,) = cards
+    if wanted not in every:
+        what = f"it has no model {wanted}" if wanted else f"it serves {len(cards)} models"
+        hint = f"choose by --model or --candidate-model: {', '.join(every)}"
+        raise FixesError(Problem(ExitCode.USAGE, "usage", what, endpoint.shown, hint))
+    return wanted, int(every[wanted].get("max_model_len") or 0)
+
+
+async def _first_answer(endpoint: Endpoint, model: str) -> tuple[str, bool, str]:
+    """Whether tokens flow, which a health check does not tell; fingerprint, salt, kind of ids."""
+    body = greedy.body([], 4) | {"model": model, "prompt": STRINGS[0]}
+    for salted in (True, False):
+        try:
+            document = await _ready(
+                endpoint, body | ({"cache_salt": "preflight"} if salted else {})
+            )
+            break
+        except FaultError as error:
+            if error.fault.kind is not Kind.REFUSED or not salted:
+                raise
+    choice = document["choices"][0] if document.get("choices") else {}
+    fingerprint = str(document.get("system_fingerprint") or "")
+    if choice.get("token_ids") is not None:
+        return fingerprint, salted, "return_token_ids"
+    try:
+        prompt = [0] * int((document.get("usage") or {}).get("prompt_tokens") or 0)
+        answers.generated(document, prompt, 1)
+    except FaultError:
+        return fingerprint, salted, ""
+    return fingerprint, salted, "logprobs"
+
+
+async def _ready(endpoint: Endpoint, body: dict[str, object]) -> Any:
+    """An answer; an error of the server at the very first requests is tried again."""
+    for attempt in range(_TRIES):
+        try:
+            return await endpoint.post(COMPLETIONS, body)
+        except FaultError as error:
+            if error.fault.kind is not Kind.SERVER_ERROR or attempt == _TRIES - 1:
+                raise
+    raise AssertionError  # pragma: no cover
+
+
+async def _strings(endpoint: Endpoint, model: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple([tuple(await tokenize(endpoint, model, text)) for text in STRINGS])
+    except FaultError as error:
+        if error.fault.kind in _LOST:
+            raise
+        return ()
+
+
+async def _defaults(endpoint: Endpoint, model: str) -> tuple[int, ...]:
+    body = {"model": model, "prompt": STRINGS[0], "max_tokens": 16, "seed": 7}
+    body |= {"ignore_eos": True, "return_token_ids": True}
+    told: list[Sequence[int]] = []
+    try:
+        for _ in range(2):
+            document = await endpoint.post(COMPLETIONS, body)
+            told.append((document.get("choices") or [{}])[0].get("token_ids") or ())
+    except FaultError as error:
+        if error.fault.kind in _LOST:
+            raise
+        return ()
+    return tuple(told[0]) if told[0] == told[1] else ()
+
+
+async def _forcing(endpoint: Endpoint, model: str) -> str:
+    """How the endpoint tells the log-probabilities of a prompt, if it does."""
+    for name, make in (("prompt_logprobs", forced.body), ("echo", forced.echoing)):
+        try:
+            tokens = await tokenize(endpoint, model, STRINGS[0])
+            document = await endpoint.post(COMPLETIONS, {**make(tokens), "model": model})
+            answers.prompted(document, tokens)
+        except FaultError as error:
+            if error.fault.kind in _LOST:
+                raise
+        else:
+            return name
+    return ""
+
+
+async def _metrics(endpoint: Endpoint) -> dict[str, str]:
+    """Speculative decoding and prefix caching, where the metrics of vLLM are there to tell."""
+    try:
+        text = await endpoint.text("/metrics")
+    except FaultError:
+        return {}
+    if "vllm:" not in text:
+        return {}
+    caching = re.search(r'vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"', text)
+    speculation = "on" if "vllm:spec_decode_num_draft" in text else "off"
+    on = {"True": "on", "False": "off"}
+    return {"speculation": speculation, "caching": on.get(caching[1], "") if caching else ""}
+
+
+async def _quietly(endpoint: Endpoint, path: str) -> dict[str, Any]:
+    """A document that not every server has."""
+    try:
+        document = await endpoint.get(path)
+    except FaultError:
+        return {}
+    return document if isinstance(document, dict) else {}
