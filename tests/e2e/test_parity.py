@@ -1,0 +1,217 @@
+"""`parity` between real engines: two nodes against one, and candidates that are not the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cache
+import pytest
+
+from . import lab, results
+from .cases import BF16, NGRAM
+from .conftest import CHECKOUT, Record
+from .server import PORT, STAGES, Replica, Server, replica
+
+pytestmark = pytest.mark.e2e
+# Little of everything: what is shown is that each part works against an engine.
+LITTLE = (
+    *("--greedy", "3", "--answer-tokens", "16", "--at-once", "3", "--positions", "600"),
+    *("--needles", "700", "--depths", "0.5", "--streams", "1,2", "--prefix", "256"),
+    *("--new-tokens", "16", "--repeats", "2", "--timeout", "120"),
+)
+# What the documents tell of, but for lengths that a small model on a CPU takes too long for.
+WHOLE = (
+    *("--answer-tokens", "16", "--needles", "2048", "--prefix", "512", "--new-tokens", "16"),
+    *("--repeats", "1", "--timeout", "300"),
+)
+SCALE = """
+import json, sys
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+file = sys.argv[1]
+with safe_open(file, "pt") as stream:
+    tensors = {name: stream.get_tensor(name) for name in stream.keys()}
+tensors["model.layers.12.mlp.down_proj.weight"] *= 1.01
+save_file(tensors, file, {"format": "pt"})
+"""
+
+
+@dataclass
+class Run:
+    """One run of `parity` beside the servers."""
+
+    arguments: tuple[str, ...]
+    process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        launch = [sys.executable, CHECKOUT / "fixes/apply_all.py", "parity", "--json"]
+        self.process = subprocess.Popen(
+            ["ip", "netns", "exec", lab.LEADER.name, *launch, *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ends(self, *codes: int) -> Any:
+        """The report of a run that ends with one of these codes."""
+        out, err = self.process.communicate(timeout=1800)
+        assert self.process.returncode in codes, out[-3000:] + err
+        document = json.loads(out)
+        assert document["exit"] == self.process.returncode
+        return document
+
+
+def url(server: Server) -> str:
+    return f"http://{server.host.address}:{PORT}"
+
+
+def statuses(document: Any) -> dict[str, str]:
+    return {name: part["status"] for name, part in document["parts"].items()}
+
+
+@pytest.fixture(scope="module")
+def baseline(
+    stock: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], contextlib.AbstractContextManager[Server]]]:
+    """The stock engine with one stage, where a replica has its headless node: the port is free."""
+
+    @contextlib.contextmanager
+    def serving() -> Iterator[Server]:
+        log = tmp_path_factory.mktemp("baseline") / "server.log"
+        with lab.lab(), Server(lab.WORKER, stock, (), log) as server:
+            server.boot()
+            yield server
+
+    yield serving
+
+
+@pytest.fixture(scope="class")
+def pair(
+    baseline: Callable[[], contextlib.AbstractContextManager[Server]], fixed: Path, logs: Path
+) -> Iterator[tuple[Server, Replica]]:
+    with baseline() as one, replica(fixed, logs) as two:
+        yield one, two
+
+
+class TestTwoNodes:
+    def test_answer_as_one_does(
+        self, pair: tuple[Server, Replica], record: Record, tmp_path: Path, release: str
+    ) -> None:
+        one, two = pair
+        start = time.monotonic()
+        page = tmp_path / "parity.html"
+        document = Run((url(one), url(two.leader), *LITTLE, "--html", str(page))).ends(0)
+        record("parity, one stage and two nodes", time.monotonic() - start)
+        assert document["verdict"] == "identical"
+        answered = ("greedy", "batching", "forced", "needles")
+        assert [statuses(document)[part] for part in answered] == ["identical"] * 4
+        rows = document["parts"]["forced"]["rows"]
+        assert rows["candidate"]["positions"] == rows["control"]["positions"] == 600
+        assert rows["candidate"]["agreeing"] == 600
+        results.keep(release, "scenarios", "parity, two nodes", rows["candidate"]["nll"])
+        differing = {line["name"] for line in document["preflight"] if line["equal"] is False}
+        assert differing <= {"fingerprint", "caching"}
+        assert document["parts"]["speed"]["rows"]["figures"]
+        assert "<svg" in page.read_text("utf-8")
+
+    @pytest.mark.full
+    def test_answer_as_one_does_in_the_whole_table(
+        self, pair: tuple[Server, Replica], record: Record, tmp_path: Path, release: str
+    ) -> None:
+        one, two = pair
+        start = time.monotonic()
+        text = tmp_path / "parity.md"
+        document = Run((url(one), url(two.leader), *WHOLE, "--markdown", str(text))).ends(0)
+        record("parity, the whole table", time.monotonic() - start)
+        print(text.read_text("utf-8"))
+        assert document["verdict"] == "identical"
+        row = document["parts"]["forced"]["rows"]["candidate"]
+        assert row["positions"] == row["agreeing"] == 8400
+        results.keep(release, "scenarios", "parity, the whole table", row["nll"])
+
+    def test_that_end_in_the_middle_are_no_equal(self, pair: tuple[Server, Replica]) -> None:
+        one, two = pair
+        before = two.leader.text().count("/v1/completions")
+        run = Run((url(one), url(two.leader), *LITTLE))
+        with two.leader.explained():
+            lab.until(lambda: two.leader.text().count("/v1/completions") > before + 20, 300)
+        two.worker.kill()
+        document = run.ends(3)
+        assert document["verdict"] == "incomplete"
+        (gone,) = [one for one in document["problems"] if one["code"] == 3]
+        assert gone["kind"] == "unreachable" and gone["where"].startswith("candidate")
+
+
+@dataclass(frozen=True)
+class Other:
+    """A candidate that is not the same, and the parts that have to show it."""
+
+    name: str
+    options: tuple[str, ...]
+    shown: tuple[str, ...]
+    fixes: tuple[str, ...] = ()
+    scaled: bool = False
+
+
+OTHERS = (
+    Other("bfloat16", BF16, ("forced",)),
+    Other("one tensor scaled by 1.01", (), ("forced",), scaled=True),
+    Other(
+        "draft tokens taken too early",
+        (*STAGES, "--speculative-config", NGRAM),
+        ("greedy",),
+        ("pp-intermediate-buffers", "pp-spec-drafter", "cpu-ngram"),
+    ),
+)
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Path:
+    """The model with one tensor that is not as it was."""
+    folder = tmp_path / "scaled"
+    shutil.copytree(cache.model(), folder)
+    python = cache.venv("0.30.0") / "bin/python"
+    subprocess.run([python, "-c", SCALE, folder / "model.safetensors"], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(one, marks=pytest.mark.full if number else (), id=one.name)
+        for number, one in enumerate(OTHERS)
+    ],
+)
+def test_another_engine_is_found(
+    other: Other,
+    baseline: Callable[[], contextlib.AbstractContextManager[Server]],
+    stock: Path,
+    environment: Callable[..., Path],
+    request: pytest.FixtureRequest,
+    logs: Path,
+    release: str,
+) -> None:
+    python = environment(*other.fixes) if other.fixes else stock
+    options = other.options
+    if other.scaled:  # the last of an option counts
+        options += ("--model", str(request.getfixturevalue("scaled")))
+    with baseline() as one, Server(lab.LEADER, python, options, logs / "server.log") as server:
+        server.boot()
+        # The wrong drafts can end the engine as well.
+        document = Run((url(one), url(server), *LITTLE)).ends(*((1, 3) if other.fixes else (1,)))
+    assert document["verdict"] == "different"
+    for part in other.shown:
+        assert document["parts"][part]["status"] == "different", document["reasons"]
+    results.keep(release, "scenarios", f"parity, {other.name}", document["reasons"])
+    print(json.dumps(document["reasons"], indent=1))
