@@ -69,6 +69,8 @@ OPTIONS = (
     # What an earlier question has left would be another batch.
     "--no-enable-prefix-caching",
 )
+# Fewer shapes to warm up; the plugin warms up where graphs are wanted.
+WARM = ("--no-enforce-eager", "--max-num-seqs", "4", "--max-model-len", "2048")
 RAISED = re.compile(r"\((Worker\S*)[^)]*\).*?\] ((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)")
 
 
@@ -86,22 +88,24 @@ class Run:
 
     def variables(self, cards: int) -> dict[str, str]:
         """The environment of a server that sees so many cards."""
-        return VARIABLES | {"HABANA_VISIBLE_MODULES": ",".join(map(str, range(cards)))}
+        warm = {"GAUDI_WARM_UP": "1"} if self.arguments.warm_up else {"VLLM_SKIP_WARMUP": "true"}
+        return VARIABLES | warm | {"HABANA_VISIBLE_MODULES": ",".join(map(str, range(cards)))}
+
+    def options(self, *more: str) -> tuple[str, ...]:
+        """The options of a server."""
+        tp = ("--tensor-parallel-size", str(self.arguments.tp))
+        return (*OPTIONS, *(WARM if self.arguments.warm_up else ()), *tp, *more)
 
     @contextlib.contextmanager
     def one(self, environment: Path) -> Iterator[Server]:
         """A server with one stage, that is up."""
-        tp = self.arguments.tp
-        options = (
-            *(*OPTIONS, "--tensor-parallel-size", str(tp), "--no-async-scheduling"),
-            *("--distributed-executor-backend", "mp"),
-        )
+        options = self.options("--no-async-scheduling", "--distributed-executor-backend", "mp")
         with Server(
             lab.LEADER,
             environment,
             options,
             self.log("one"),
-            variables=self.variables(tp),
+            variables=self.variables(self.arguments.tp),
             model=served(self.arguments.model),
         ) as server:
             server.boot()
@@ -111,7 +115,7 @@ class Run:
     def two(self, environment: Path, name: str) -> Iterator[Server]:
         """The leader of two stages, that is up."""
         tp, nodes = self.arguments.tp, self.arguments.nodes
-        options = (*OPTIONS, "--tensor-parallel-size", str(tp), *stages(2))
+        options = self.options(*stages(2))
         variables = self.variables(self.arguments.cards or 2 * tp // nodes)
         log = self.log(name)
         if nodes == 2:
@@ -280,6 +284,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="probe",
         help="the level (%(default)s); where names of an older vLLM are given back: bytes",
     )
+    add("--warm-up", action="store_true", help="warm up, in fewer shapes than by default")
     add("--skip-stock", action="store_true", help="do not show the failure of the stock plugin")
     add("--one-fixed", action="store_true", help="also compare one stage before and after the fix")
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")

@@ -18,7 +18,6 @@ PLUGIN = "vllm_gaudi"
 #: The environment variables that the plugin needs on a CPU.
 VARIABLES = {
     "VLLM_USE_FAKE_HPU": "1",  # the plugin's own switch for a CPU
-    "VLLM_SKIP_WARMUP": "true",
     "VLLM_CONTIGUOUS_PA": "false",  # needs a compiler for the device
     "VLLM_PROMPT_USE_FUSEDSDPA": "false",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -33,6 +32,7 @@ hpu = vllm_gaudi:register
 01.hpu_custom_utils = vllm_gaudi:register_utils
 02.hpu_custom_ops = vllm_gaudi:register_ops
 03.hpu_custom_models = gaudi_points:models
+04.warm_up = gaudi_points:warm_up
 """
 IMPORT = """
 from vllm.plugins import load_general_plugins

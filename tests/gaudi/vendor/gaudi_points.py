@@ -7,6 +7,7 @@ it has, of which some need torchvision.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import types
 from typing import Any
@@ -50,6 +51,25 @@ def names() -> None:
         utils.group_mm_kwargs_by_modality = utils.group_and_batch_mm_kwargs
     if not hasattr(KVCacheTensor, "shared_by") and "shared_by" not in _fields(KVCacheTensor):
         KVCacheTensor.shared_by = property(lambda tensor: tensor.layers)
+
+
+def warm_up() -> None:
+    """If asked for by a variable, what the plugin's warm-up needs though nothing is compiled:
+    the plugin leaves that out on a CPU, since it does not warm up there."""
+    if "GAUDI_WARM_UP" not in os.environ:
+        return
+    from vllm_gaudi.v1.worker.hpu_model_runner import HPUModelRunner
+    from vllm_gaudi.v1.worker.hpu_worker import HPUWorker
+
+    HPUModelRunner.compile_config = types.SimpleNamespace(regional_compilation=False)
+    measure = HPUWorker.determine_available_memory
+
+    def determine_available_memory(worker: Any) -> Any:
+        available = measure(worker)
+        worker.model_runner.mem_margin = 0
+        return available
+
+    HPUWorker.determine_available_memory = determine_available_memory
 
 
 def _fields(made: Any) -> Any:
