@@ -37,7 +37,7 @@ async def measured(url: str) -> Any:
     from fixes.parity.sse import timeline
 
     body = {"model": "small", **speed.body([1, 2, 3], TOKENS)}
-    async with Endpoint("server", url) as endpoint:
+    async with Endpoint(url) as endpoint:
         asked = [endpoint.stream(COMPLETIONS, body) for _ in range(STREAMS)]
         with uncollected():
             reads = await asyncio.gather(*asked)

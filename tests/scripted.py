@@ -24,9 +24,9 @@ OFFSET = 10
 CODE = re.compile(r"The access code of the archive in (\w+) is ([\w-]+)\.")
 ASKED = re.compile(r"Answer: The access code of the archive in (\w+) is$")
 Body = dict[str, Any]
-#: What a request comes to: nothing special, or one of ACTIONS.
+#: What a request comes to: nothing special, a status, or one of `close`, `cut`, `stall`, `die`,
+#: `garbage`, `empty`, `short`; of a stream `cut`, `short`, `error-event` and `no-done`.
 Script = Callable[[int, str, Body], "str | int | None"]
-ACTIONS = ("close", "cut", "stall", "die", "garbage", "error-event", "no-done", "short", "empty")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ class Scripted:
     rate: float = 0.0
     comments: bool = False
     prefix: str = ""
+    metrics: str = ""
     vocabulary: int = 0
     seen: list[tuple[str, Body, dict[str, str]]] = field(default_factory=list)
     #: Tokens per second of each stream, as they were really sent.
@@ -194,6 +195,8 @@ class Scripted:
             await self._send(writer, {"error": {"message": "as scripted"}}, action)
         elif path == "/v1/completions" and body.get("stream"):
             return await self._stream(writer, body, action)
+        elif path == "/metrics" and self.metrics:
+            await self._send(writer, self.metrics)
         elif action == "garbage":
             await self._send(writer, "<html>not what was asked for</html>")
         else:

@@ -186,6 +186,22 @@ def test_differences_are_shown_first(run: Run) -> None:
     assert document["verdict"] == "identical"  # none of them is an answer
 
 
+def test_metrics_tell_of_drafts_and_of_the_prefix_cache(run: Run, tmp_path: Path) -> None:
+    """As vLLM 0.30.0 writes them."""
+    cache = 'vllm:cache_config_info{block_size="128",enable_prefix_caching="%s",engine="0"} 1.0\n'
+    drafts = 'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="small"} 0.0\n'
+    other = Scripted(metrics=cache % "False" + drafts)
+    strict = tmp_path / "strict.toml"
+    strict.write_text('[preflight]\nmust_equal = ["speculation"]\n')
+    with servers(Scripted(metrics=cache % "True"), other) as (one, two):
+        document = run(one.url, two.url)
+        assert run(one.url, two.url, "--thresholds", strict)["exit"] == 5
+    told = {line["name"]: (line["baseline"], line["candidate"]) for line in document["preflight"]}
+    assert told["speculation"] == ("off", "on") and told["caching"] == ("on", "off")
+    assert document["notes"] == ["candidate: has no prefix cache, so nothing is warm"]
+    assert document["verdict"] == "identical"
+
+
 def test_another_tokenizer_is_refused(run: Run, tmp_path: Path) -> None:
     with servers(Scripted(), Scripted(vocabulary=1)) as (one, two):
         document = run(one.url, two.url)

@@ -32,8 +32,7 @@ class Endpoint:
     ``base`` is its URL with or without ``/v1``; ``stall`` is how many seconds it may stay silent.
     """
 
-    def __init__(self, name: str, base: str, key: str = "", stall: float = 300.0) -> None:
-        self.name = name
+    def __init__(self, base: str, key: str = "", stall: float = 300.0) -> None:
         url = httpx.URL(base.rstrip("/").removesuffix("/v1"))
         self.url = url.copy_with(userinfo=b"") if key else url  # it would take the header's place
         self.retried = 0

@@ -44,7 +44,7 @@ async def compare(
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     async with AsyncExitStack() as stack:
         endpoints = {
-            leg: await stack.enter_async_context(Endpoint(leg, one.url, one.key, stall))
+            leg: await stack.enter_async_context(Endpoint(one.url, one.key, stall))
             for leg, one in targets.items()
         }
         known = await _gather(endpoints, targets)

@@ -42,10 +42,6 @@ class Fault:
         """The same fault with its place."""
         return replace(self, leg=leg, question=question)
 
-    def __str__(self) -> str:
-        place = ": ".join(filter(None, (self.leg, self.question)))
-        return f"{self.kind.value}: {place}: {self.what}" if place else f"{self.kind}: {self.what}"
-
 
 class FaultError(Exception):
     """Raised where an answer cannot be had; carries the fault."""
