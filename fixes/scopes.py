@@ -51,8 +51,8 @@ def differing(data: bytes, scopes: Sequence[Scope]) -> tuple[str, ...]:
             if _digest(tree, name, part) not in hashes:
                 faults.append(f"{what} is other code than was pinned")
         except ScopeError as error:
-            faults.append(f"{what}: {error.message}")
-    return tuple(faults)
+            faults.append(error.message)  # which names it
+    return tuple(dict.fromkeys(faults))
 
 
 def _parts(tree: ast.Module, edit: Edit) -> Iterable[tuple[str, str]]:
@@ -76,7 +76,7 @@ def _parts(tree: ast.Module, edit: Edit) -> Iterable[tuple[str, str]]:
 def _digest(tree: ast.Module, name: str, part: str) -> str:
     node = find_scope(tree, name)
     if part != "whole" and not isinstance(node, _KINDS[part]):
-        raise ScopeError("missing", f"it has no {part}")
+        raise ScopeError("missing", f"{name}: it has no {part}")
     if part in ("signature", "bases"):
         node = copy(node)
         node.body = [ast.Pass()]  # type: ignore[attr-defined]

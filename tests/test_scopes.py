@@ -94,7 +94,7 @@ DIFFERENT = [
     ("    def run(self", "    async def run(self", "Worker.run is other code"),
     ("class Worker(Base,", "class Worker(dict,", "the bases of Worker is other code"),
     ("metaclass=type", "metaclass=abc", "the bases of Worker is other code"),
-    ("def run(self", "def walk(self", "Worker.run: Worker.run: there is no run"),
+    ("def run(self", "def walk(self", "Worker.run: there is no run"),
     ("def main", "    def run(self):\n        pass\n\n\ndef main", "run is defined at lines"),
 ]
 
@@ -103,6 +103,24 @@ DIFFERENT = [
 def test_what_an_edit_relies_on_may_not_differ(old: str, new: str, fault: str) -> None:
     found = differing(change(old, new).encode(), pins(MODULE.encode(), [RUN]))
     assert any(fault in one for one in found), found
+    assert not any("Worker.run: Worker.run" in one for one in found), found
+
+
+def test_what_is_missing_is_named_once() -> None:
+    edit = Edit("m.py", "delete", "Worker", "limit = 3", relies=("Base", "Worker.helper"))
+    wanted = pins(MODULE.encode(), [edit])
+    gone = MODULE.replace("class Worker(", "class Walker(").replace("class Base:", "class Root:")
+    assert set(differing(gone.encode(), wanted)) == {
+        "Worker: there is no Worker",
+        "Base: there is no Base",
+        "Worker.helper: there is no Worker",
+    }
+    assert len(differing(gone.encode(), wanted)) == 3
+    other = change(
+        '    def helper(self, one: int, *, two: str = "b") -> int:\n        return one\n',
+        "    class helper:\n        pass\n",
+    )
+    assert "Worker.helper: it has no signature" in differing(other.encode(), wanted)
 
 
 def test_releases_may_differ_in_a_scope_if_each_is_pinned() -> None:
