@@ -152,7 +152,7 @@ def common_arguments(parser: argparse.ArgumentParser, names: str, level: str | N
     ``level`` is the default of --verify.
     """
     add = parser.add_argument
-    add("names", metavar="FIX", nargs=names, help="fixes and bundles")
+    add("names", metavar="FIX", nargs=names, type=filled, help="fixes and bundles")
     add("--profile", type=filled, default="auto", help="a profile such as v0.30.0, or auto")
     add("--profiles", type=folder, metavar="DIR", help="another folder of profiles and patches")
     add("--tree", type=folder, metavar="DIR", help="a site-packages, unpacked wheel or checkout")
@@ -190,6 +190,17 @@ def folder(text: str) -> Path:
     return Path(filled(text))
 
 
+def seconds(text: str) -> float:
+    """An option's value that is a time to wait."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):  # nor is nan, which no comparison holds of
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, finite and from 0 on")
+    return value
+
+
 def overlay_argument(parser: argparse.ArgumentParser) -> None:
     """The option --overlay: what an engine imports that has it on its PYTHONPATH."""
     about = "an overlay over the tree; by default the one that PYTHONPATH names"
@@ -199,7 +210,7 @@ def overlay_argument(parser: argparse.ArgumentParser) -> None:
 def wait_argument(parser: argparse.ArgumentParser) -> None:
     """The option --wait: seconds to wait for another run that holds the lock."""
     parser.add_argument(
-        "--wait", type=float, default=600.0, metavar="S", help="seconds to wait for another run"
+        "--wait", type=seconds, default=600.0, metavar="S", help="seconds to wait for another run"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import re
 import sys
@@ -10,8 +12,9 @@ from pathlib import Path
 import places
 import pytest
 from places import KEYS, Place
-from release import BUNDLE, FIXED, PROFILE, launch
+from release import BUNDLE, CHECKOUT, FIXED, PROFILE, launch
 
+from fixes import cli
 from fixes.errors import PRECEDENCE, ExitCode
 
 
@@ -66,6 +69,11 @@ WRONG = {
     "an empty digest": (("ready", "--expect-digest", ""), "must not be empty", "--help"),
     "an empty interpreter": (("ready", "--python", ""), "must not be empty", "--help"),
     "an empty folder": (("ready", "--tree", ""), "must not be empty", "--help"),
+    "an empty fix": (("ready", ""), "must not be empty", "--help"),
+    "a time that is none": (("ready", "--wait", "soon"), "'soon' is no number of seconds", ""),
+    "a time before now": (("ready", "--wait", "-5"), "'-5' is no number of seconds", ""),
+    "a time that never comes": (("ready", "--wait", "inf"), "'inf' is no number of seconds", ""),
+    "not a number": (("revert", "ready", "--wait", "nan"), "'nan' is no number of seconds", ""),
     "a level": (("ready", "--verify", "probes"), "invalid choice: 'probes'", "--help"),
     "a profile": (("ready", "--profile", "0.30.0"), "no profile '0.30.0'", "v0.30.0"),
     "a profile elsewhere": (("ready", "--profile", "../x"), "no profile '../x'", "v0.30.0"),
@@ -92,6 +100,55 @@ def test_words_that_are_wrong(tree: Place, case: str) -> None:
     document = tree.json(*arguments)
     assert document["exit"] == 2 and set(document) == KEYS
     assert tree.is_pristine()
+
+
+def given(verb: str) -> list[argparse.Action]:
+    """What a verb takes a value for."""
+    parser = argparse.ArgumentParser()
+    module = importlib.import_module(f"fixes.commands.{cli.VERBS[verb][0]}")
+    module.add_arguments(parser)
+    return [action for action in parser._actions if action.nargs != 0]
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_no_verb_takes_an_empty_value(verb: str) -> None:
+    """Each of them, so that a new option cannot be forgotten."""
+    assert given(verb)
+    for action in given(verb):
+        if action.choices is not None:
+            assert "" not in action.choices
+            continue
+        assert callable(action.type), f"{verb}: {action.dest}"
+        with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+            action.type("")
+
+
+EMPTY = [
+    ("list", "--profile="),
+    ("list", "--profiles="),
+    ("show", "ready", "--profile="),
+    ("show", "ready", "--profiles="),
+    ("show", ""),
+    ("explain", ""),
+    ("lock", "--profile="),
+    ("lock", "--cache="),
+    ("lock", "--python="),
+    ("bundle", "--to", "/nowhere/x", "--profile="),
+    ("wheel", "vllm==0.30.0", "", "--to", "/nowhere"),
+    ("pin", "", "--source", "a=/nowhere"),
+    ("pin", "fixes", "--source", "a="),
+]
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=" ".join)
+def test_an_empty_value_is_no_default(words: tuple[str, ...]) -> None:
+    done = launch(sys.executable, *words, cwd=CHECKOUT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "must not be empty" in done.stderr or "is no label and a folder" in done.stderr
+
+
+def test_no_time_at_all_is_a_time(tree: Place) -> None:
+    tree.ok("ready", "--wait", "0")
 
 
 def test_profiles_that_are_none(tmp_path: Path) -> None:

@@ -47,7 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     add = parser.add_argument
     add("--to", type=cli.folder, required=True, metavar="FILE", help="such as vllm-fixes.pyz")
-    add("--profile", action="append", metavar="NAME", help="a profile (default: all of them)")
+    add(
+        "--profile",
+        action="append",
+        type=cli.filled,
+        metavar="NAME",
+        help="a profile (default: all of them)",
+    )
     add("--profiles", type=cli.folder, metavar="DIR", help="another folder of profiles and patches")
     add(
         "--python",

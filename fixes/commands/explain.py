@@ -17,10 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     from fixes.cli import filled, folder
 
-    parser.add_argument("logs", nargs="+", metavar="LOGFILE", help="logs of one replica; - reads")
-    parser.add_argument("--profile", type=filled, help="a profile; default: the log's release")
-    parser.add_argument("--profiles", type=folder, metavar="DIR", help="another folder of profiles")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add = parser.add_argument
+    add("logs", nargs="+", type=filled, metavar="LOGFILE", help="logs of one replica; - reads")
+    add("--profile", type=filled, help="a profile; default: the log's release")
+    add("--profiles", type=folder, metavar="DIR", help="another folder of profiles")
+    add("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from fixes import catalogue, report
+from fixes import catalogue, cli, report
 from fixes.lock import Lock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
-    parser.add_argument("--profile", help="a profile; without it all are listed")
-    parser.add_argument("--profiles", type=Path, metavar="DIR", help="another folder of profiles")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add = parser.add_argument
+    add("--profile", type=cli.filled, help="a profile; without it all are listed")
+    add("--profiles", type=cli.folder, metavar="DIR", help="another folder of profiles")
+    add("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from fixes import catalogue, lockfile
+from fixes import catalogue, cli, lockfile
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock
@@ -18,12 +18,19 @@ from fixes.lock import Lock
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     add = parser.add_argument
-    add("--profile", action="append", metavar="NAME", help="a profile (default: all of them)")
-    add("--profiles", type=Path, metavar="DIR", help="another folder of profiles and patches")
+    add(
+        "--profile",
+        action="append",
+        type=cli.filled,
+        metavar="NAME",
+        help="a profile (default: all of them)",
+    )
+    add("--profiles", type=cli.folder, metavar="DIR", help="another folder of profiles and patches")
     add("--check", action="store_true", help="write nothing; fail where a lock would change")
-    add("--cache", type=Path, metavar="DIR", help="where wheels are kept")
+    add("--cache", type=cli.folder, metavar="DIR", help="where wheels are kept")
     add(
         "--python",
+        type=cli.filled,
         metavar="EXE",
         help="ask probes with no recorded answer about the pristine release with this",
     )

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from fixes.cli import filled, folder
 
     add = parser.add_argument
-    add("target", metavar="TARGET", help="an import package, such as vllm_gaudi")
+    add("target", type=filled, metavar="TARGET", help="an import package, such as vllm_gaudi")
     add(
         "--source",
         action="append",
@@ -61,7 +61,7 @@ def _source(text: str, target: str) -> tuple[str, tuple[str, Path]]:
     """A label, the commit that is checked out (if it is a checkout), and the folder."""
     label, _, name = text.partition("=")
     folder = Path(name)
-    if not label or not (folder / target).is_dir():
+    if not label or not name or not (folder / target).is_dir():
         what = f"{text}: is no label and a folder that holds {target}/"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, "--source"))
     command = ["git", "-C", str(folder), "rev-parse", "HEAD"]

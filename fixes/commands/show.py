@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from fixes import catalogue, report
+from fixes import catalogue, cli, report
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Fix, Lock
 from fixes.origin import paths_of
@@ -14,10 +13,11 @@ from fixes.origin import paths_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
-    parser.add_argument("name", metavar="FIX")
-    parser.add_argument("--profile", help="a profile; without it all that have the fix")
-    parser.add_argument("--profiles", type=Path, metavar="DIR", help="another folder of profiles")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add = parser.add_argument
+    add("name", type=cli.filled, metavar="FIX")
+    add("--profile", type=cli.filled, help="a profile; without it all that have the fix")
+    add("--profiles", type=cli.folder, metavar="DIR", help="another folder of profiles")
+    add("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

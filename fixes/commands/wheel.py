@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this verb."""
     add = parser.add_argument
     add("wheel", metavar="WHEEL", type=cli.filled, help="a file, or NAME==VERSION to download")
-    add("names", metavar="FIX", nargs="+", help="fixes and bundles")
+    add("names", metavar="FIX", nargs="+", type=cli.filled, help="fixes and bundles")
     add("--to", type=cli.folder, required=True, metavar="DIR", help="the folder to write it to")
     add("--profile", type=cli.filled, default="auto", help="a profile such as v0.30.0, or auto")
     add("--profiles", type=cli.folder, metavar="DIR", help="another folder of profiles and patches")
