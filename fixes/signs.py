@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import BinaryIO, NamedTuple
 
 #: Select Graphic Rendition of ECMA-48: vLLM colours its prefixes on a terminal.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -12,8 +14,12 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RELEASE = re.compile(
     r"(?:V1 LLM engine|Launching vLLM) \(v([^)\s]+)\)|(?:vLLM server|█ ) version ([^,\s]+)"
 )
-
-
+#: How a file begins that is not plain UTF-8 (a redirection of PowerShell makes UTF-16).
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 #: Characters of a line that are told: some lines hold a whole configuration.
 _TOLD = 160
 
@@ -36,6 +42,20 @@ class Signs(NamedTuple):
     lines: int
 
 
+def lines(stream: BinaryIO) -> Iterator[str]:
+    """The lines of a log as its byte order mark says, UTF-8 without one; any bytes give lines."""
+    start = stream.read(len(max(_MARKS, key=len)))
+    encoding = next((name for mark, name in _MARKS.items() if start.startswith(mark)), "utf-8")
+    rest = ""
+    for text in codecs.iterdecode(
+        chain([start], iter(lambda: stream.read(1 << 16), b"")), encoding, "replace"
+    ):
+        *whole, rest = (rest + text).split("\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
 def search(
     logs: Mapping[str, Iterable[str]], wanted: Mapping[str, Collection[tuple[str, ...]]]
 ) -> Signs:
@@ -48,8 +68,8 @@ def search(
     first: dict[str, Found] = {}
     releases: dict[str, None] = {}
     count = 0
-    for log, lines in logs.items():
-        for number, raw in enumerate(lines, 1):
+    for log, held in logs.items():
+        for number, raw in enumerate(held, 1):
             count += 1
             line = _COLOUR.sub("", raw).strip()
             if named := _RELEASE.search(line):
