@@ -72,15 +72,16 @@ def states(here: Session, found: Look, plan: Plan) -> dict[str, State | None]:
         if not files:
             made[item.target] = None
             continue
+        fixes = plan.fixes_in(item.target)
         made[item.target] = State(
             __version__,
             here.lock.profile,
             item.version,
             here.lock.digest,
-            plan.wanted,
+            fixes,
             {
                 step.source: here.lock.authored[step.source]
-                for name in plan.wanted
+                for name in fixes
                 for step in here.lock.fixes[name].steps
             },
             files,

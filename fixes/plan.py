@@ -7,7 +7,7 @@ once, and taking a fix back is the same computation with one fix fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fixes import origin, postimage
@@ -67,6 +67,11 @@ class Plan:
     def writes(self) -> tuple[FilePlan, ...]:
         """The files that have to be written or removed."""
         return tuple(file for file in self.files if file.changes)
+
+    def fixes_in(self, target: str) -> tuple[str, ...]:
+        """The wanted fixes that files of one target hold."""
+        held = {name for file in self.files if file.target == target for name in file.wanted}
+        return tuple(name for name in self.wanted if name in held)
 
     def digest(self, releases: Mapping[str, str]) -> str:
         """The digest of the fixed files and each target's public release."""
@@ -213,8 +218,11 @@ def _file(
     foreign = found.verdict is FileVerdict.FOREIGN
     drift = None
     by_edits = False
-    if here and path not in foreign_allowed:
-        by_edits = found.scoped or (scoped and foreign and not found.accepted)
+    # By its name a file is accepted if every hunk fits in one place. An anchor alone, which is
+    # all that there is without hunks, would fit in a file that holds the fix already.
+    named = found.accepted and _has_hunks(lock, path, here)
+    if here and (path not in foreign_allowed or not named):
+        by_edits = found.scoped or (scoped and foreign and not named)
     if by_edits:
         drift = postimage.drift(lock, path, here, found)
         if drift == []:
@@ -266,6 +274,11 @@ def _file(
     ), []
 
 
+def _has_hunks(lock: Lock, path: str, names: Sequence[str]) -> bool:
+    changes = [change for name in names for change in lock.changes[path][name]]
+    return all(change.hunks or change.content is not None for change in changes)
+
+
 def _fault(path: str, content: bytes | None, post: str, known: str | None) -> Problem | None:
     """Why a post-image must not be written: it is not the lock's, or is no Python."""
     if known is not None and known != post:
@@ -289,11 +302,16 @@ def _mismatch(lock: Lock, pinned: PinnedFile, found: Origin) -> Problem:
         what = "a file that a fix touches is not there"
         return Problem(ExitCode.MISMATCH, "missing", what, pinned.path, _REINSTALL)
     expected = " or ".join(sha[:12] for sha in pinned.pristine) or "no file"
+    whose = f"neither the {lock.release} release's"
+    hint = f"{_REINSTALL}; --allow-foreign accepts one file by name if every hunk fits"
+    if pinned.target in lock.scope_locked:
+        whose, hint = "neither a pinned release's", _REINSTALL
+    elif not pinned.pristine:
+        hint = f"remove it, or {_REINSTALL}"
     return Problem(
         ExitCode.MISMATCH,
         "foreign",
-        f"sha256 {found.now[:12]} is neither the {lock.release} release's ({expected}) "
-        "nor one that these fixes make",
+        f"sha256 {found.now[:12]} is {whose} ({expected}) nor one that these fixes make",
         pinned.path,
-        f"{_REINSTALL}; --allow-foreign accepts one file by name if every hunk fits",
+        hint,
     )

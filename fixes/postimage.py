@@ -15,6 +15,8 @@ from fixes.lock import Lock
 from fixes.origin import Origin
 from fixes.state import DamagedStateError
 
+_STATELESS = "a fixed file whose state is gone reads so too: install it again, then apply"
+
 
 class StepError(Exception):
     """A fix that does not apply behind ``earlier`` ones: kinds, and what is wrong."""
@@ -47,7 +49,8 @@ def drift(lock: Lock, path: str, names: Sequence[str], found: Origin) -> list[Pr
             except (SyntaxError, DamagedStateError) as error:
                 faults = (f"is not Python: {error}",)
             for fault in faults:
-                problems.append(Problem(ExitCode.MISMATCH, "drifted", f"{name}: {fault}", path))
+                what = f"{name}: {fault}"
+                problems.append(Problem(ExitCode.MISMATCH, "drifted", what, path, _STATELESS))
     return problems
 
 

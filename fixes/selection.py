@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock, Need, Platform
 from fixes.outcome import FixLine
 from fixes.session import Session
+
+#: The release segment and the pre-release of a version (PEP 440), less what is built from it.
+_VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)[._-]?((?:a|b|rc)[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def expand(names: Sequence[str], here: Session, also: Collection[str] = ()) -> s
     unknown = []
     for name in names:
         if name in here.lock.bundles:
-            fixes.update((*here.lock.bundles[name].members, *here.platform_fixes))
+            fixes.update(here.lock.bundles[name].members)
         elif name in here.lock.fixes or name in also:
             fixes.add(name)
         else:
@@ -140,15 +144,24 @@ def _refused(wanted: Collection[str], here: Session) -> list[Problem]:
         Problem(
             ExitCode.WRONG_VERSION,
             "wrong-version",
-            f"{platform.package} {found.version} does not go with vLLM {here.lock.release}: "
-            f"{platform.refuses[found.release]}",
+            f"{platform.package} {found.version} does not go with vLLM {here.lock.release}: {why}",
             str(found.site),
         )
         for platform in here.lock.platforms
         for found in here.trees
-        if found.target == platform.package and found.release in platform.refuses
+        for refused, why in platform.refuses.items()
+        if found.target == platform.package and _builds(found.release, refused)
         if not set(wanted).isdisjoint(platform.fixes)
     ]
+
+
+def _builds(version: str, release: str) -> bool:
+    """Whether a version is a release, however it is spelled, or was built after or towards it."""
+    known = [_VERSION.match(each.strip().lower()) for each in (version, release)]
+    if None in known:
+        return version == release
+    one, other = (found.groups(default="") for found in known if found)
+    return (re.sub(r"(\.0)+$", "", one[0]), one[1]) == (re.sub(r"(\.0)+$", "", other[0]), other[1])
 
 
 def _strangers(bundle: str, lock: Lock, plugins: Mapping[str, str]) -> list[Problem]:

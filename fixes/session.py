@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fixes import catalogue, environment, tree
+from fixes import catalogue, distribution, environment, tree
 from fixes.catalogue import Catalogue
 from fixes.environment import Environment
 from fixes.errors import ExitCode, FixesError, Problem, worst
@@ -113,17 +113,22 @@ def _plugins(lock: Lock, env: Environment, core: Tree, named: bool) -> tuple[Tre
     """The trees of plugins that fixes of the profile touch, where they are installed.
 
     A folder that is named goes before the environment, as it does when it is imported from.
+    A plugin that the profile does not touch counts where a state says that fixes are in it.
     """
-    targets = dict.fromkeys(file.target for file in lock.files.values())
+    touched = {file.target for file in lock.files.values()}
+    paths = (str(core.site), *env.paths)
+    others = {*(one.package for one in lock.platforms), *distribution.plugins(paths)}
     beside = named or not env.paths
     found = []
-    for target in targets:
-        if target == core.target:
-            continue
+    for target in sorted((touched | others) - {core.target}):
         if beside and tree.installed(target, (str(core.site),)):
-            found.append(tree.find(target, env, core.site))
+            one = tree.find(target, env, core.site)
         elif tree.installed(target, env.paths):
-            found.append(tree.find(target, env))
+            one = tree.find(target, env)
+        else:
+            continue
+        if target in touched or one.state.exists():
+            found.append(one)
     return tuple(found)
 
 

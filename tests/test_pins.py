@@ -15,6 +15,8 @@ import test_survive_recall
 from places import Place
 from release import BUNDLE, GAUDI, PROFILE, Release, launch, probe
 
+from fixes import selection
+
 RUNNER = """\
 class Base:
     pass
@@ -194,7 +196,7 @@ TAMPERED = {
     "no state": 1,  # what is pinned is syntax: there is no hunk to take out again
     "RECORD": 0,
     "a release that is refused": 4,
-    "uninstalled": 1,
+    "uninstalled": 0,
     "another platform": 1,
 }
 
@@ -231,6 +233,79 @@ def test_where_no_plugin_is_its_files_are_no_reason_to_plan(
     unplanned = places.behind("import sys; sys.modules['fixes.plan'] = None")
     document = place.json(BUNDLE, **unplanned)
     assert document["exit"] == 0 and document["changed"] == []
+
+
+# A state speaks for the files of its own tree
+
+
+def test_a_file_that_holds_the_fix_is_not_taken_by_its_name(applied: Place, tmp_path: Path) -> None:
+    """An anchor alone would fit once more in what is fixed already."""
+    place = test_survive_recall.copied(applied, tmp_path / "copy")
+    tampered(place, "no state")
+    before = places.identities(place.site)
+    named = [f"--allow-foreign=vllm_gaudi/{name}.py" for name in ("runner", "platform")]
+    document = place.json(BUNDLE, *named)
+    assert document["exit"] == 1
+    kinds = {problem["kind"] for problem in document["problems"]}
+    assert "drifted" in kinds and places.identities(place.site) == before
+
+
+def test_a_profile_that_does_not_know_the_plugin_sees_what_is_in_it(
+    applied: Place, tmp_path: Path
+) -> None:
+    place = test_survive_recall.copied(applied, tmp_path / "copy")
+    place.release = Release(tmp_path)
+    before = places.identities(place.site)
+    for arguments in (("status",), ("stop",), ("verify",)):
+        document = place.json(*arguments)
+        kinds = [problem["kind"] for problem in document["problems"]]
+        assert document["exit"] == 1 and "not-offered" in kinds, (arguments, kinds)
+        assert "vllm_gaudi" in [tree["target"] for tree in document["trees"]]
+    assert places.identities(place.site) == before
+    assert place.json("revert", "--all")["exit"] == 0
+    assert place.is_pristine()
+
+
+def test_a_plugin_s_state_puts_nothing_into_a_vllm_that_was_installed_again(
+    applied: Place, tmp_path: Path
+) -> None:
+    place = test_survive_recall.copied(applied, tmp_path / "copy")
+    place.state.unlink()
+    for path, data in place.pristine.items():
+        if path.startswith(("vllm/", f"{place.info.name}/")):
+            (place.site / path).write_bytes(data)
+    (place.package / "added.py").unlink()
+    document = place.json("revert", "gaudi-pp")
+    assert document["exit"] == 0
+    assert document["changed"] and all(p.startswith("vllm_gaudi/") for p in document["changed"])
+    assert place.is_pristine()
+
+
+def test_a_plugin_that_was_uninstalled_is_not_needed_any_more(
+    applied: Place, tmp_path: Path
+) -> None:
+    place = test_survive_recall.copied(applied, tmp_path / "copy")
+    tampered(place, "uninstalled")
+    for arguments in (("status",), (BUNDLE,), ("verify",), ("revert", "--all")):
+        document = place.json(*arguments)
+        assert document["exit"] == 0, (arguments, document["problems"])
+
+
+@pytest.mark.parametrize(
+    ("version", "same"),
+    [
+        *((each, True) for each in ("0.26.0", "0.26", "v0.26.0", "0.26.0.post1", "0.26.0.dev3")),
+        *((each, False) for each in ("0.26.1", "0.26.0rc1", "0.27.0", "1", "", "garbage")),
+    ],
+)
+def test_a_release_is_refused_however_it_is_spelled(version: str, same: bool) -> None:
+    assert selection._builds(version, "0.26.0") is same
+
+
+def test_a_pre_release_is_one_of_its_own() -> None:
+    assert selection._builds("0.27.0RC0", "0.27.0rc0")
+    assert not selection._builds("0.27.0", "0.27.0rc0")
+    assert selection._builds("odd", "odd")
 
 
 CHANGES = {

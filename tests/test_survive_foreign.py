@@ -169,3 +169,14 @@ def test_all_fixes_are_taken_out_by_the_state_alone(tmp_path: Path, case: str) -
     assert done.returncode == 0, done.stdout + done.stderr
     assert [word in done.stdout for word in ("reverted", " ready", " stop", " end")] == [True] * 4
     assert place.is_pristine()
+
+
+def test_status_gives_the_digest_of_what_is_in_the_tree(tmp_path: Path) -> None:
+    """A fixed file was put back by hand: what the state says would be another digest."""
+    place = places.environment(tmp_path / "env")
+    stock = place.json("status")["digest"]
+    place.ok("end")
+    assert place.json("status")["digest"] != stock
+    (place.package / "open.py").write_bytes(place.pristine["vllm/open.py"])
+    document = place.json("status")
+    assert document["exit"] == 1 and document["digest"] == stock

@@ -46,6 +46,7 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
         removed = set(here.lock.fixes) | recorded
     else:
         removed = expand(options.names, here, also=recorded)
+        removed |= _for_plugins(here, options.names, recorded, removed)
     plan = make(
         here.lock,
         (),
@@ -66,6 +67,21 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
     if problems:
         raise FixesError(*problems)
     return plan
+
+
+def _for_plugins(
+    here: Session, names: Collection[str], recorded: Collection[str], removed: Collection[str]
+) -> set[str]:
+    """What a bundle has for installed plugins goes with it, unless another bundle stays whole."""
+
+    def whole(bundle: str, among: Collection[str]) -> bool:
+        members = here.lock.bundles[bundle].members
+        return all(name in among for name in members if here.lock.fixes[name].steps)
+
+    left = set(recorded) - set(removed)
+    gone = any(whole(name, recorded) for name in names if name in here.lock.bundles)
+    stays = any(whole(name, left) for name in here.lock.bundles if name not in names)
+    return set(here.platform_fixes) if gone and not stays else set()
 
 
 def _unknown(here: Session, plan: Plan, removed: Collection[str]) -> list[Problem]:

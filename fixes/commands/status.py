@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     done = outcome.start("status", here)
     outcome.add_plan(done, here, plan, done=False)
     done.changed.clear()
+    done.digest = plan.digest_now(here.releases)
     if options.names:
         chosen = select(options.names, here)
         done.problems += chosen.problems
