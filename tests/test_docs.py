@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import dataclasses
 import importlib
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import cache
 import pytest
+from release import launch
 
 from fixes import catalogue, cli, edits, lock, outcome, report
 from fixes.authoring import fixfile
@@ -185,6 +187,45 @@ def test_the_transcript_in_the_readme_is_real(tmp_path: Path) -> None:
     readme = text("README.md")
     (told,) = module.TRANSCRIPT.findall(readme)
     assert told == module.transcript(readme, tree), "run: python3 docs/refresh.py"
+
+
+# Bundles
+
+
+def test_what_bundles_share_is_what_the_document_says() -> None:
+    requiring = []
+    for name in catalogue.find().profiles():
+        made = catalogue.find().lock(name)
+        members = [(one.name, fix) for one in made.bundles.values() for fix in one.members]
+        count = collections.Counter(fix for _, fix in members)
+        assert {fix for fix, of in count.items() if of > 1} == {"pp-input-buffer-sync"}
+        sharing = {bundle for bundle, fix in members if fix == "pp-input-buffer-sync"}
+        assert sharing == {"pipeline-parallel", "pp-spec-decode"}
+        for fix in made.fixes.values():
+            if fix.need is lock.Need.OFFERED and "pp-input-buffer-sync" in fix.requires:
+                assert fix.id == "pp-v1-async-spec"
+                requiring.append(made.release)
+    before = [one for one in catalogue.find().profiles() if one <= "v0.30.0"]
+    assert [f"v{release}" for release in requiring] == before
+
+
+@pytest.mark.wheels
+def test_a_revert_of_a_bundle_does_what_the_document_says(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(cache.tree("vllm", "0.30.0"), tree)
+
+    def run(*words: str) -> tuple[int, str]:
+        done = launch(sys.executable, *words, "--tree", tree)
+        return done.returncode, done.stdout + done.stderr
+
+    both = ("pipeline-parallel", "pp-spec-decode")
+    assert run(*both)[0] == 0
+    code, said = run("revert", "pipeline-parallel")
+    assert code == 1 and "pp-v1-async-spec" in said and "requires pp-input-buffer-sync" in said
+    assert run("revert", *both, "--dry-run")[0] == 0
+    code, said = run("revert", "pp-spec-decode")
+    assert code == 0 and "pipeline-parallel is not whole without pp-input-buffer-sync" in said
+    assert run("revert", "pipeline-parallel")[0] == 0
 
 
 def known_options() -> set[str]:
