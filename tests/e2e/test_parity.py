@@ -145,6 +145,7 @@ class TestTwoNodes:
         assert row["positions"] == row["agreeing"] == 8400
         results.keep(release, "scenarios", "parity, the whole table", row["nll"])
 
+    @pytest.mark.full
     def test_that_end_in_the_middle_are_no_equal(self, pair: tuple[Server, Replica]) -> None:
         one, two = pair
         before = two.leader.text().count("/v1/completions")
@@ -193,6 +194,7 @@ def scaled(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "other",
     [
