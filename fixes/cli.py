@@ -24,6 +24,9 @@ VERBS = {
     "list": ("listing", "list the fixes and bundles of a profile"),
     "show": ("show", "show everything known about one fix"),
     "explain": ("explain", "find the fixes for what a server's log shows"),
+    "launch": ("launch", "run one node of a replica: agree, start, watch, end as one"),
+    "ready": ("ready", "say whether this node of a running replica can serve"),
+    "live": ("live", "say whether this node of a running replica is well"),
     "diff": ("diff", "print what apply would change, as a unified diff"),
     "wheel": ("wheel", "make the fixed wheel of a wheel"),
     "bundle": ("bundle", "pack the tool and profiles into one file that Python runs"),
@@ -121,10 +124,16 @@ def _run(arguments: list[str]) -> int:
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     command.add_arguments(parser)
+    behind: list[str] = []
+    if verb == "launch" and "--" in rest:  # the engine's command line
+        at = rest.index("--")
+        rest, behind = rest[:at], rest[at + 1 :]
     if {"-h", "--help"} & set(rest):
         report.emit(parser.format_help())
         return ExitCode.OK
-    return command.run(parser.parse_intermixed_args(rest))
+    options = parser.parse_intermixed_args(rest)
+    options.behind = behind
+    return command.run(options)
 
 
 def _command(verb: str) -> _Command:

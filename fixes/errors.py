@@ -21,6 +21,8 @@ class ExitCode(enum.IntEnum):
     UNRECOVERABLE = 8
     INTERNAL = 9
     DIGEST_DIFFERS = 10
+    NOT_STARTED = 11
+    REPLICA_ENDED = 12
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -39,6 +41,8 @@ PRECEDENCE = (
     ExitCode.DIGEST_DIFFERS,
     ExitCode.CANNOT_WRITE,
     ExitCode.VERIFICATION_FAILED,
+    ExitCode.NOT_STARTED,
+    ExitCode.REPLICA_ENDED,
 )
 
 

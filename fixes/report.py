@@ -18,8 +18,15 @@ from fixes.errors import ExitCode, Problem, TerminatedError
 
 Document = Mapping[str, Any]
 
-#: Where what could not be recovered, or was stopped, says itself how the files are.
-_SILENT = {ExitCode.UNRECOVERABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+#: Where what could not be recovered, or was stopped, says itself how the files are; and where
+#: a replica ends, which is not about files.
+_SILENT = {
+    ExitCode.UNRECOVERABLE,
+    ExitCode.INTERRUPTED,
+    ExitCode.TERMINATED,
+    ExitCode.NOT_STARTED,
+    ExitCode.REPLICA_ENDED,
+}
 
 _COLOURS = {"good": "32", "bad": "31", "quiet": "2"}
 _SHADES = {

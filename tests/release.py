@@ -137,7 +137,7 @@ class Fix:
 
 
 FIXES = {
-    "ready": Fix(
+    "begin": Fix(
         {"v0.30.0.patch": READY},
         'steps = ["v0.30.0.patch"]',
         probe("vllm.core.Engine().start()", "vllm.core"),
@@ -157,7 +157,7 @@ FIXES = {
         {"v0.30.0.patch": WORK},
         'steps = ["v0.30.0.patch"]',
         probe("vllm.v1.worker.work() == [True]", "vllm.v1.worker"),
-        {"requires": ["ready"]},
+        {"requires": ["begin"]},
     ),
     "upstream": Fix({}, 'upstream = "0.29.0"', probe("vllm.open.one() == 1", "vllm.open")),
     "unneeded": Fix({}, 'not_needed = "this release has no such file"', probe("True", "vllm")),
@@ -173,7 +173,7 @@ FIXED = {
     "vllm/added.py": b"def added():\n    return 1\n",
 }
 BUNDLE = "pipeline-parallel"
-MEMBERS = ("ready", "stop", "end", "upstream", "unneeded")
+MEMBERS = ("begin", "stop", "end", "upstream", "unneeded")
 GAUDI = """\
 [platforms.gaudi]
 package = "vllm_gaudi"

@@ -222,7 +222,7 @@ def test_chosen_profiles_only(tmp_path: Path) -> None:
 
 def test_a_stale_lock_is_refused(tmp_path: Path) -> None:
     made = small.Release(tmp_path)
-    made.write("patches/ready/fix.toml", "# another text\n")
+    made.write("patches/begin/fix.toml", "# another text\n")
     to = tmp_path / "x.pyz"
     done = launch(sys.executable, "bundle", "--to", to, "--profiles", made.root)
     assert done.returncode == 1 and "stale-lock" in done.stderr

@@ -57,36 +57,36 @@ def test_the_version() -> None:
 
 
 WRONG = {
-    "a fix": (("redy",), "no fix or bundle redy", "did you mean ready?"),
+    "a fix": (("begn",), "no fix or bundle begn", "did you mean begin?"),
     "a bundle": (("pipeline-paralel",), "no fix or bundle", "did you mean pipeline-parallel?"),
     "nothing like a fix": (("qqq",), "no fix or bundle qqq", "list --profile v0.30.0"),
     "a verb": (("stauts",), "no fix or bundle stauts", "did you mean status?"),
-    "a verb that is not first": (("ready", "status"), "status is no fix but a verb", "comes first"),
-    "an option": (("ready", "--dry-rnu"), "--dry-rnu", "did you mean --dry-run?"),
-    "an option with a value": (("ready", "--profle=x"), "--profle", "did you mean --profile?"),
-    "an option cut short": (("ready", "--dry"), "--dry", "did you mean --dry-run?"),
+    "a verb that is not first": (("begin", "status"), "status is no fix but a verb", "comes first"),
+    "an option": (("begin", "--dry-rnu"), "--dry-rnu", "did you mean --dry-run?"),
+    "an option with a value": (("begin", "--profle=x"), "--profle", "did you mean --profile?"),
+    "an option cut short": (("begin", "--dry"), "--dry", "did you mean --dry-run?"),
     "an option of another verb": (("status", "--all"), "--all", "status --help"),
-    "an empty digest": (("ready", "--expect-digest", ""), "must not be empty", "--help"),
-    "an empty interpreter": (("ready", "--python", ""), "must not be empty", "--help"),
-    "an empty folder": (("ready", "--tree", ""), "must not be empty", "--help"),
-    "an empty fix": (("ready", ""), "must not be empty", "--help"),
-    "a time that is none": (("ready", "--wait", "soon"), "'soon' is no number of seconds", ""),
-    "a time before now": (("ready", "--wait", "-5"), "'-5' is no number of seconds", ""),
-    "a time that never comes": (("ready", "--wait", "inf"), "'inf' is no number of seconds", ""),
-    "not a number": (("revert", "ready", "--wait", "nan"), "'nan' is no number of seconds", ""),
-    "a level": (("ready", "--verify", "probes"), "invalid choice: 'probes'", "--help"),
-    "a profile": (("ready", "--profile", "0.30.0"), "no profile '0.30.0'", "v0.30.0"),
-    "a profile elsewhere": (("ready", "--profile", "../x"), "no profile '../x'", "v0.30.0"),
+    "an empty digest": (("begin", "--expect-digest", ""), "must not be empty", "--help"),
+    "an empty interpreter": (("begin", "--python", ""), "must not be empty", "--help"),
+    "an empty folder": (("begin", "--tree", ""), "must not be empty", "--help"),
+    "an empty fix": (("begin", ""), "must not be empty", "--help"),
+    "a time that is none": (("begin", "--wait", "soon"), "'soon' is no number of seconds", ""),
+    "a time before now": (("begin", "--wait", "-5"), "'-5' is no number of seconds", ""),
+    "a time that never comes": (("begin", "--wait", "inf"), "'inf' is no number of seconds", ""),
+    "not a number": (("revert", "begin", "--wait", "nan"), "'nan' is no number of seconds", ""),
+    "a level": (("begin", "--verify", "probes"), "invalid choice: 'probes'", "--help"),
+    "a profile": (("begin", "--profile", "0.30.0"), "no profile '0.30.0'", "v0.30.0"),
+    "a profile elsewhere": (("begin", "--profile", "../x"), "no profile '../x'", "v0.30.0"),
     "no fix": ((), "required: FIX", "--help"),
     "nothing to revert": (("revert",), "name the fixes to take out, or give --all", ""),
-    "too much to revert": (("revert", "ready", "--all"), "or give --all", ""),
+    "too much to revert": (("revert", "begin", "--all"), "or give --all", ""),
     "no such path": (
-        ("ready", "--allow-foreign", "vllm/x.py"),
+        ("begin", "--allow-foreign", "vllm/x.py"),
         "--allow-foreign vllm/x.py: no fix touches this file",
         "",
     ),
-    "a level that needs more": (("ready", "--verify", "probe"), "needs an interpreter", "--python"),
-    "no such interpreter": (("ready", "--python", "/x/python"), "no such executable file", ""),
+    "a level that needs more": (("begin", "--verify", "probe"), "needs an interpreter", "--python"),
+    "no such interpreter": (("begin", "--python", "/x/python"), "no such executable file", ""),
 }
 
 
@@ -126,8 +126,8 @@ def test_no_verb_takes_an_empty_value(verb: str) -> None:
 EMPTY = [
     ("list", "--profile="),
     ("list", "--profiles="),
-    ("show", "ready", "--profile="),
-    ("show", "ready", "--profiles="),
+    ("show", "begin", "--profile="),
+    ("show", "begin", "--profiles="),
     ("show", ""),
     ("explain", ""),
     ("lock", "--profile="),
@@ -148,11 +148,11 @@ def test_an_empty_value_is_no_default(words: tuple[str, ...]) -> None:
 
 
 def test_no_time_at_all_is_a_time(tree: Place) -> None:
-    tree.ok("ready", "--wait", "0")
+    tree.ok("begin", "--wait", "0")
 
 
 def test_profiles_that_are_none(tmp_path: Path) -> None:
-    done = launch(sys.executable, "ready", "--tree", tmp_path, "--profiles", tmp_path)
+    done = launch(sys.executable, "begin", "--tree", tmp_path, "--profiles", tmp_path)
     assert done.returncode == 2 and "does not hold the folders" in done.stderr
 
 
@@ -163,7 +163,7 @@ def test_list_and_show_know_the_profile() -> None:
     assert "v0.30.0 (vLLM 0.30.0)" in done.stdout and "pipeline-parallel: all" in done.stdout
     assert re.search(r"upstream +already-upstream +What upstream is about", done.stdout)
     document = json.loads(launch(sys.executable, "list", "--json", *root).stdout)
-    assert [fix["id"] for fix in document["profiles"][0]["fixes"]][:3] == ["ready", "stop", "end"]
+    assert [fix["id"] for fix in document["profiles"][0]["fixes"]][:3] == ["begin", "stop", "end"]
     done = launch(sys.executable, "show", "stop", *root)
     for part in ("What stop is about", "it does not work", "behaviour", "edit patches/stop/edit"):
         assert part in done.stdout
@@ -183,10 +183,10 @@ def test_status_says_what_is_in(place: Place) -> None:
         "not-needed",
     }
     assert first["level"] == "none" and first["exit"] == 0
-    place.ok("ready")
+    place.ok("begin")
     document = place.json("status")
     assert {line["id"]: line["verdict"] for line in document["fixes"]} == {
-        "ready": "applied",
+        "begin": "applied",
         "stop": "pending",
         "end": "pending",
         "work": "pending",
@@ -221,26 +221,26 @@ def test_status_of_a_tree_that_does_not_fit(place: Place) -> None:
 
 def test_verify_reaches_every_level_anew(place: Place) -> None:
     assert "no fix is in this tree" in place.fails(1, "verify")
-    assert "ready is not in" in place.fails(1, "verify", "ready")
-    place.ok("ready", "--verify", "bytes")
+    assert "begin is not in" in place.fails(1, "verify", "begin")
+    place.ok("begin", "--verify", "bytes")
     assert place.json("status")["level"] == "bytes"
     for level in ("bytes", "import", "probe"):
         document = place.json("verify", "--verify", level)
         assert document["exit"] == 0 and document["level"] == level
     assert "1 of 1 probes passed" in place.ok("verify")
-    assert "end is not in" in place.fails(1, "verify", "ready", "end")
+    assert "end is not in" in place.fails(1, "verify", "begin", "end")
     (place.package / "core.py").write_text("# foreign\n")
     assert "foreign" in place.fails(1, "verify")
 
 
 def test_an_already_applied_run_proves_what_was_not_proven(place: Place) -> None:
-    place.ok("ready", "--verify", "bytes")
-    assert "modules imported" in place.ok("ready", "--verify", "import")
-    assert "1 of 1 probes passed" in place.ok("ready")
-    assert "probe was reached before" in place.ok("ready")
+    place.ok("begin", "--verify", "bytes")
+    assert "modules imported" in place.ok("begin", "--verify", "import")
+    assert "1 of 1 probes passed" in place.ok("begin")
+    assert "probe was reached before" in place.ok("begin")
     installed = place.site / "other-1.0.dist-info"
     installed.mkdir()
-    assert "1 of 1 probes passed" in place.ok("ready")
+    assert "1 of 1 probes passed" in place.ok("begin")
 
 
 def test_text_ends_with_the_digest_and_is_plain(tree: Place) -> None:

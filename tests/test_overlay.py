@@ -35,7 +35,7 @@ print(json.dumps({
     "loader": {n: type(m.__loader__).__name__ for n, m in modules.items()},
     "cached": {n: m.__cached__ for n, m in modules.items()},
     "code": {n: m.__spec__.loader.get_code(n).co_filename for n, m in modules.items()},
-    "ready": vllm.core.Engine().start(),
+    "begin": vllm.core.Engine().start(),
     "other": vllm.crlf.other(),
 }))
 """
@@ -139,7 +139,7 @@ def test_it_is_planned_as_apply_plans(made: Overlaid) -> None:
     assert made.document["level"] == "probe" and not made.document["changed"]
     lines = [(fix["id"], fix["verdict"]) for fix in made.document["fixes"]]
     assert lines == [
-        ("ready", "applied"),
+        ("begin", "applied"),
         ("stop", "applied"),
         ("end", "applied"),
         ("gaudi", "not-needed"),
@@ -155,7 +155,7 @@ def test_it_holds_the_fixed_files_and_the_manifest(made: Overlaid) -> None:
     assert {name: served[name] for name in FIXED} == FIXED
     assert set(served) - set(FIXED) == {"overlay.json", "sitecustomize.py"}
     body = unseal(files["overlay.json"])
-    assert body["digest"] == made.document["digest"] and body["fixes"] == ["ready", "stop", "end"]
+    assert body["digest"] == made.document["digest"] and body["fixes"] == ["begin", "stop", "end"]
     assert body["verified"]["level"] == "probe"
     added = next(file for file in body["files"] if file["path"] == "vllm/added.py")
     assert added["pre"] == "" and added["underneath"] == ["", added["post"]]
@@ -193,7 +193,7 @@ def test_exactly_the_fixed_modules_are_served(made: Overlaid) -> None:
         assert file == told["origin"][name] == told["code"][name] == str(where / path), name
         assert told["loader"][name] == ("OverlayLoader" if path in FIXED else "SourceFileLoader")
         assert told["cached"][name].startswith(str((where / path).parent / "__pycache__"))
-    assert told["ready"] is True and told["other"] == "B"
+    assert told["begin"] is True and told["other"] == "B"
     assert (identities(made.folder), made.place.is_pristine()) == (before[0], True)
 
 
@@ -672,13 +672,13 @@ def test_it_goes_with_a_tree_that_has_the_same_fixes(mine: Overlaid) -> None:
 
 
 def test_it_does_not_go_with_a_tree_that_has_others(mine: Overlaid) -> None:
-    mine.place.ok("ready")
+    mine.place.ok("begin")
     assert "vllm/core.py: sha256" in mine.refuses()
 
 
 def test_it_is_made_over_a_tree_that_has_some(tmp_path: Path) -> None:
     place = places.environment(tmp_path / "env")
-    place.ok("ready")
+    place.ok("begin")
     before = identities(place.site)
     one = Overlaid(place, tmp_path / "overlay", "stop", "end")
     assert identities(place.site) == before
@@ -692,7 +692,7 @@ def test_it_is_made_over_a_tree_that_has_some(tmp_path: Path) -> None:
 
 def test_apply_says_what_an_active_overlay_hides(mine: Overlaid) -> None:
     place = mine.place
-    document = place.json("ready", env=mine.environ)
+    document = place.json("begin", env=mine.environ)
     assert document["exit"] == 3 and kinds(document) == {"overlay-active"}
     assert "vllm/core.py" in document["problems"][0]["what"]
     assert place.is_pristine()
@@ -709,9 +709,9 @@ def test_a_foreign_file_that_was_accepted_stays_so(tmp_path: Path) -> None:
     place = places.environment(tmp_path / "env")
     core = place.package / "core.py"
     core.write_bytes(core.read_bytes() + b"# theirs\n")
-    assert place.json("overlay", "ready", "--to", tmp_path / "overlay")["exit"] == 1
+    assert place.json("overlay", "begin", "--to", tmp_path / "overlay")["exit"] == 1
     for name, accept in {
-        "named": ("ready", "--allow-foreign", "vllm/core.py"),
+        "named": ("begin", "--allow-foreign", "vllm/core.py"),
         "scoped": ("stop", "--scope-lock"),
     }.items():
         one = Overlaid(place, tmp_path / name, *accept)
@@ -737,7 +737,7 @@ def test_status_and_verify_know_it(made: Overlaid) -> None:
         status = made.place.json("status", *named, **extra)
         assert status["exit"] == 0 and status["level"] == "probe", status["problems"]
         assert status["digest"] == made.document["digest"]
-        assert {f["id"]: f["verdict"] for f in status["fixes"]}["ready"] == "applied"
+        assert {f["id"]: f["verdict"] for f in status["fixes"]}["begin"] == "applied"
         assert any(str(made.folder) in note for note in status["notes"])
         for level in ("bytes", "import", "probe"):
             document = made.place.json("verify", *named, "--verify", level, **extra)
@@ -819,7 +819,7 @@ def test_again_is_nothing_to_do(mine: Overlaid) -> None:
 
 
 def test_another_set_replaces_it(mine: Overlaid) -> None:
-    document = mine.place.json("overlay", "ready", "--to", mine.folder, env=mine.environ)
+    document = mine.place.json("overlay", "begin", "--to", mine.folder, env=mine.environ)
     assert document["exit"] == 0, document["problems"]
     assert not (mine.files / "vllm/open.py").exists()
     assert [p.name for p in mine.folder.parent.iterdir() if "overlay" in p.name] == ["overlay"]
@@ -836,13 +836,13 @@ def test_what_a_killed_run_left_goes(mine: Overlaid) -> None:
     left = [mine.folder.with_name(f".overlay.vllm-fixes{end}") for end in ("", "-old")]
     for folder in left:
         (folder / "post-images").mkdir(parents=True)
-    mine.place.ok("overlay", "ready", "--to", mine.folder)
+    mine.place.ok("overlay", "begin", "--to", mine.folder)
     assert not any(folder.exists() for folder in left)
 
 
 def test_where_names_cannot_be_exchanged(mine: Overlaid) -> None:
     first = "import fixes.overlaying as o\no._exchanged = lambda *given: False"
-    mine.place.ok("overlay", "ready", "--to", mine.folder, **places.behind(first))
+    mine.place.ok("overlay", "begin", "--to", mine.folder, **places.behind(first))
     assert sorted(path.name for path in mine.folder.parent.iterdir()) == ["env", "overlay"]
     assert not (mine.files / "vllm/open.py").exists()
 
@@ -857,7 +857,7 @@ def test_a_run_that_is_stopped_leaves_nothing(mine: Overlaid, signal: str, code:
         "    time.sleep(60)\n"
         "fixes.verify.run = run"
     )
-    mine.place.fails(code, "overlay", "ready", "--to", mine.folder, **places.behind(first))
+    mine.place.fails(code, "overlay", "begin", "--to", mine.folder, **places.behind(first))
     assert snapshot(mine.folder.parent, bytecode=True) == before
 
 
@@ -865,7 +865,7 @@ def test_an_empty_folder_and_a_new_one(made: Overlaid, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new/deep"):
         folder = tmp_path / name
-        made.place.ok("overlay", "ready", "--to", folder, "--verify", "bytes")
+        made.place.ok("overlay", "begin", "--to", folder, "--verify", "bytes")
         assert (folder / "overlay.json").is_file()
 
 
@@ -875,9 +875,9 @@ def test_folders_that_are_not_replaced(made: Overlaid, tmp_path: Path) -> None:
     (full / "file").write_text("mine")
     (tmp_path / "link").symlink_to(full)
     for folder in (full, full / "file", tmp_path / "link", Path("/proc")):
-        document = made.place.json("overlay", "ready", "--to", folder)
+        document = made.place.json("overlay", "begin", "--to", folder)
         assert document["exit"] == 2 and kinds(document) == {"not-an-overlay"}, folder
-    document = made.place.json("overlay", "ready", "--to", f"{tmp_path}/a:b")
+    document = made.place.json("overlay", "begin", "--to", f"{tmp_path}/a:b")
     assert document["exit"] == 2 and "PYTHONPATH" in document["problems"][0]["what"]
     assert snapshot(tmp_path) == {"full/file": b"mine", "link/file": b"mine"} or snapshot(
         tmp_path
@@ -893,11 +893,11 @@ def test_a_dry_run_writes_nothing(made: Overlaid, tmp_path: Path) -> None:
 
 def test_refusals_are_those_of_apply(mine: Overlaid, tmp_path: Path) -> None:
     to = ("--to", tmp_path / "new")
-    assert mine.place.json("overlay", "redy", *to)["exit"] == 2
-    assert mine.place.json("overlay", "ready")["exit"] == 2
-    assert mine.place.json("overlay", "ready", *to, "--expect-digest", "0" * 64)["exit"] == 10
+    assert mine.place.json("overlay", "begn", *to)["exit"] == 2
+    assert mine.place.json("overlay", "begin")["exit"] == 2
+    assert mine.place.json("overlay", "begin", *to, "--expect-digest", "0" * 64)["exit"] == 10
     (mine.place.package / "core.py").write_text("# foreign\n")
-    document = mine.place.json("overlay", "ready", *to)
+    document = mine.place.json("overlay", "begin", *to)
     assert document["exit"] == 1 and kinds(document) == {"foreign"}
     assert not (tmp_path / "new").exists()
 
@@ -943,7 +943,7 @@ class TestAnotherUser:
         more = {"env": {"PYTHONPATH": str(volume / "new")}, "before": before}
         assert theirs.place.json("status", **more)["problems"] == []
         assert theirs.place.json("verify", **more)["level"] == "probe"
-        document = theirs.place.json("overlay", "ready", "--to", theirs.folder, before=before)
+        document = theirs.place.json("overlay", "begin", "--to", theirs.folder, before=before)
         assert document["exit"] == 6 and kinds(document) == {"permission"}
         document = theirs.place.json(BUNDLE, before=before)
         assert document["exit"] == 6 and theirs.place.is_pristine()

@@ -101,7 +101,7 @@ def test_a_second_run_writes_nothing_takes_no_lock_and_starts_nothing(place: Pla
         done = place.run(*arguments, **watch)
         assert done.returncode == 0 and "seen: []" in done.stderr, done.stderr
     # Another question about the same tree needs the whole run, and no more than that.
-    for arguments in (("end", "ready"), ("status",), (BUNDLE, "--dry-run"), ("diff", BUNDLE)):
+    for arguments in (("end", "begin"), ("status",), (BUNDLE, "--dry-run"), ("diff", BUNDLE)):
         done = place.run(*arguments, **watch)
         assert done.returncode == 0 and "seen: []" in done.stderr, done.stderr
     assert places.identities(place.site) == before
@@ -114,20 +114,20 @@ def test_the_watch_sees_a_first_run(tmp_path: Path) -> None:
 
 
 def test_a_third_run_adds_one_more_fix(place: Place) -> None:
-    first = digest(place.ok("ready"))
+    first = digest(place.ok("begin"))
     second = place.ok("end")
-    assert "already-applied  ready" in second and "applied          end" in second
+    assert "already-applied  begin" in second and "applied          end" in second
     assert digest(second) != first
-    together = digest(place.ok("ready", "end"))
+    together = digest(place.ok("begin", "end"))
     assert together == digest(second)
     # What shares a file with it is no less applied already.
     for third in (place.ok("stop", "--dry-run"), place.ok("stop")):
-        assert "already-applied  ready" in third and "already-applied  end" in third
-    assert "applied          ready" in place.ok("revert", "stop", "--dry-run")
+        assert "already-applied  begin" in third and "already-applied  end" in third
+    assert "applied          begin" in place.ok("revert", "stop", "--dry-run")
 
 
 def test_the_order_of_fixes_does_not_matter(tmp_path: Path) -> None:
-    names = ("ready", "stop", "end")
+    names = ("begin", "stop", "end")
     seen = set()
     for number, order in enumerate(permutations(names)):
         place = places.unpacked(tmp_path / str(number))
@@ -142,9 +142,9 @@ def test_the_order_of_fixes_does_not_matter(tmp_path: Path) -> None:
 def test_a_requirement_comes_along_and_does_not_go_alone(tmp_path: Path) -> None:
     place = places.environment(tmp_path / "env")
     document = place.json("work")
-    assert [line["id"] for line in document["fixes"]] == ["ready", "work"]
-    assert place.json("revert", "ready")["problems"][0]["kind"] == "conflict"
-    place.ok("revert", "work", "ready")
+    assert [line["id"] for line in document["fixes"]] == ["begin", "work"]
+    assert place.json("revert", "begin")["problems"][0]["kind"] == "conflict"
+    place.ok("revert", "work", "begin")
     assert place.is_pristine()
 
 
@@ -159,11 +159,11 @@ def test_reverting_one_fix_is_the_others_alone(place: Place) -> None:
     assert "reverted         stop" in output
     assert not (place.package / "added.py").exists()
     assert (place.package / "crlf.py").read_bytes() == CRLF.encode()
-    again = place.ok("ready", "end")
+    again = place.ok("begin", "end")
     assert digest(again) == digest(output)
     place.ok("stop")
     assert place.is_fixed()
-    for name in ("ready", "end", "stop"):
+    for name in ("begin", "end", "stop"):
         place.ok("revert", name)
     assert place.is_pristine()
 

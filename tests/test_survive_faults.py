@@ -195,7 +195,7 @@ def test_runs_at_the_same_time_on_one_tree(tmp_path: Path, count: int) -> None:
 
 def test_runs_for_different_fixes_at_the_same_time(tmp_path: Path) -> None:
     place = places.environment(tmp_path / "env")
-    runs = [started(place, name) for name in ("ready", "stop", "end")]
+    runs = [started(place, name) for name in ("begin", "stop", "end")]
     for run in runs:
         run.communicate(timeout=120)
     assert {run.returncode for run in runs} == {0}

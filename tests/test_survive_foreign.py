@@ -34,8 +34,8 @@ def test_a_foreign_file_is_refused_and_accepted_only_where_each_hunk_has_one_pla
     core = place.package / "core.py"
     core.write_text(text)
     before = places.identities(place.site)
-    assert place.json("ready")["problems"][0]["kind"] == "foreign"
-    document = place.json("ready", "--allow-foreign", "vllm/core.py")
+    assert place.json("begin")["problems"][0]["kind"] == "foreign"
+    document = place.json("begin", "--allow-foreign", "vllm/core.py")
     assert [problem["kind"] for problem in document["problems"]] == [kind]
     assert places.identities(place.site) == before
 
@@ -45,12 +45,12 @@ def test_a_foreign_file_that_is_accepted_is_named_and_given_back(tmp_path: Path)
     core = place.package / "core.py"
     core.write_text("# Ours.\n" + FOREIGN)
     place.pristine["vllm/core.py"] = core.read_bytes()
-    document = place.json("ready", "--allow-foreign", "vllm/core.py")
+    document = place.json("begin", "--allow-foreign", "vllm/core.py")
     assert document["exit"] == 0 and document["accepted"][0].startswith("foreign pre-image of")
     (file,) = [file for file in document["files"] if file["path"] == "vllm/core.py"]
     assert file["offsets"] == [1]
     # The state knows it: later runs need not name it, and say so again.
-    assert place.json("ready")["accepted"] == document["accepted"]
+    assert place.json("begin")["accepted"] == document["accepted"]
     assert place.json("end")["accepted"] == document["accepted"]
     assert place.json("status")["exit"] == 0
     place.ok("revert", "--all")
@@ -62,24 +62,24 @@ def test_a_file_is_accepted_as_it_was_and_not_as_it_became(tmp_path: Path) -> No
     place = places.environment(tmp_path / "env")
     core = place.package / "core.py"
     core.write_text("# Ours.\n" + FOREIGN)
-    place.ok("ready", "end", "--allow-foreign", "vllm/core.py")
+    place.ok("begin", "end", "--allow-foreign", "vllm/core.py")
     fixed = core.read_bytes()
     core.write_bytes(fixed + b"# changed since\n")
     before = places.identities(place.site)
     again = ("--allow-foreign", "vllm/core.py")
-    for arguments in (("ready",), ("revert", "--all"), ("revert", "ready"), ("revert", "end")):
+    for arguments in (("begin",), ("revert", "--all"), ("revert", "begin"), ("revert", "end")):
         document = place.json(*arguments)
         assert "foreign" in [problem["kind"] for problem in document["problems"]], arguments
         assert place.json(*arguments, *again)["exit"] == 1
     assert places.identities(place.site) == before
     # Another file of somebody's has to be named, the one that was accepted need not.
     core.write_text("# Theirs.\n" + FOREIGN)
-    assert place.json("ready")["problems"][0]["kind"] == "foreign"
+    assert place.json("begin")["problems"][0]["kind"] == "foreign"
     core.write_text("# Ours.\n" + FOREIGN)
-    place.ok("ready")
+    place.ok("begin")
     assert core.read_bytes() == fixed
     core.write_text("# Theirs.\n" + FOREIGN)
-    place.ok("ready", *again)
+    place.ok("begin", *again)
     place.ok("revert", "--all")
     assert core.read_text() == "# Theirs.\n" + FOREIGN
 
@@ -88,16 +88,16 @@ def test_a_diff_with_a_wrong_count_never_gets_into_a_lock(tmp_path: Path) -> Non
     release = Release(tmp_path)
     lock = release.root / "profiles/v0.30.0.lock.json"
     before = lock.read_bytes()
-    patch = "patches/ready/v0.30.0.patch"
+    patch = "patches/begin/v0.30.0.patch"
     release.write(patch, READY.replace("@@ -4,4 +4,4 @@", "@@ -4,4 +4,5 @@"))
     done = release.lock()
     assert done.returncode == 1 and patch in done.stderr
     assert lock.read_bytes() == before
     # And what was locked before is refused as long as the patch is not what it was.
     place = places.unpacked(tmp_path / "x", release)
-    assert "stale-lock" in place.fails(1, "ready")
-    release.write(patch, FIXES["ready"].files["v0.30.0.patch"])
-    place.ok("ready")
+    assert "stale-lock" in place.fails(1, "begin")
+    release.write(patch, FIXES["begin"].files["v0.30.0.patch"])
+    place.ok("begin")
 
 
 def test_a_run_that_only_looks_changes_nothing(place: Place) -> None:
@@ -141,7 +141,7 @@ def test_a_digest_that_is_expected(place: Place) -> None:
 REVERTED: dict[str, Callable[[Path], object]] = {
     "a profile that knows the fix no more": lambda root: _forget(root),
     "no lock": lambda root: (root / "profiles/v0.30.0.lock.json").unlink(),
-    "a stale lock": lambda root: (root / "patches/ready/probe.py").unlink(),
+    "a stale lock": lambda root: (root / "patches/begin/probe.py").unlink(),
     "a damaged lock": lambda root: (root / "profiles/v0.30.0.lock.json").write_text("{"),
     "no profile": lambda root: (root / "profiles/v0.30.0.toml").unlink(),
 }
@@ -162,12 +162,12 @@ def test_all_fixes_are_taken_out_by_the_state_alone(tmp_path: Path, case: str) -
     place.ok(BUNDLE)
     root = shutil.copytree(place.release.root, tmp_path / "root")
     REVERTED[case](root)
-    other = launch(place.python or "", "ready", "--profiles", root)
+    other = launch(place.python or "", "begin", "--profiles", root)
     assert other.returncode in (1, 4), other.stdout + other.stderr
     assert place.is_fixed()
     done = launch(place.python or "", "revert", "--all", "--profiles", root)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [word in done.stdout for word in ("reverted", " ready", " stop", " end")] == [True] * 4
+    assert [word in done.stdout for word in ("reverted", " begin", " stop", " end")] == [True] * 4
     assert place.is_pristine()
 
 

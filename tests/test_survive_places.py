@@ -121,7 +121,7 @@ def test_the_gaudi_plugin_without_fixes_for_it(place: Place, tmp_path: Path) -> 
     installs.uv_install(place.python or Path(), str(wheel))
     (problem,) = refused(place, 1, "not-offered")
     assert "no fixes for vllm_gaudi yet: nothing to add yet" in problem["what"]
-    place.ok("ready")  # by its name it is wanted, whatever else is there
+    place.ok("begin")  # by its name it is wanted, whatever else is there
 
 
 def test_the_vendor_is_there_and_its_plugin_is_not(place: Place) -> None:
@@ -136,7 +136,7 @@ def test_a_platform_plugin_that_nobody_knows(place: Place, tmp_path: Path) -> No
     installs.uv_install(place.python or Path(), str(wheel))
     (problem,) = refused(place, 1, "not-offered")
     assert "platform plugin new_vllm of new-plugin" in problem["what"]
-    place.ok("ready", "stop", "end")
+    place.ok("begin", "stop", "end")
 
 
 def test_several_problems_are_all_said_and_the_first_decides(place: Place) -> None:

@@ -207,9 +207,9 @@ def test_a_fix_that_is_half_in_by_hand(tmp_path: Path) -> None:
 
 AUTHORED = (
     "profiles/v0.30.0.toml",
-    "patches/ready/v0.30.0.patch",
-    "patches/ready/fix.toml",
-    "patches/ready/probe.py",
+    "patches/begin/v0.30.0.patch",
+    "patches/begin/fix.toml",
+    "patches/begin/probe.py",
     "patches/stop/edit.toml",
     "patches/stop/added.py",
     "patches/upstream/probe.py",
@@ -263,7 +263,7 @@ def test_a_lock_that_was_only_reformatted_is_another_lock(tmp_path: Path) -> Non
 
 
 FORGED: dict[str, tuple[int, Callable[[dict[str, Any]], object]]] = {
-    "fixes": (0, lambda s: s.update(fixes=["ready"])),
+    "fixes": (0, lambda s: s.update(fixes=["begin"])),
     "unknown fix": (1, lambda s: s["fixes"].append("of-tomorrow")),
     "profile": (0, lambda s: s.update(profile="v0.29.0")),
     "release": (0, lambda s: s.update(release="0.29.0")),
@@ -278,7 +278,7 @@ FORGED: dict[str, tuple[int, Callable[[dict[str, Any]], object]]] = {
     "not verified": (0, lambda s: s.update(verified=None)),
     "no answer": (0, lambda s: s.update(answer=None)),
     "another answer": (0, lambda s: s["answer"]["report"].update(digest="0" * 64)),
-    "answer to others": (0, lambda s: s["answer"].update(names=["ready"])),
+    "answer to others": (0, lambda s: s["answer"].update(names=["begin"])),
     "no files": (0, lambda s: s.update(files=[])),
     "fewer files": (0, lambda s: s["files"].pop()),
     "pre": (0, lambda s: s["files"][1].update(pre="0" * 64)),

@@ -76,7 +76,7 @@ def test_other_syntax_is_drifted_and_nothing_is_written(place: Place) -> None:
 
 
 def test_a_diff_has_no_scopes(place: Place) -> None:
-    document = place.json("ready", "--scope-lock")
+    document = place.json("begin", "--scope-lock")
     assert document["exit"] == 1
     assert document["problems"][0]["kind"] == "foreign"
 
@@ -152,7 +152,7 @@ def test_how_a_file_was_accepted_is_remembered(tmp_path: Path) -> None:
     write(scoped, BUILT)
     scoped.ok("stop", "--scope-lock")
     before = places.identities(scoped.site)
-    document = scoped.json("ready")  # a diff in the same file
+    document = scoped.json("begin")  # a diff in the same file
     assert document["exit"] == 1
     assert [problem["kind"] for problem in document["problems"]] == ["foreign"]
     assert places.identities(scoped.site) == before
@@ -172,4 +172,4 @@ def test_what_nothing_knows_cannot_be_reverted(tmp_path: Path) -> None:
         assert problem["what"] == "nothing says whether it holds end"
     assert places.identities(place.site) == before
     # The file of another fix says nothing about this one.
-    assert place.json("revert", "ready")["exit"] == 0
+    assert place.json("revert", "begin")["exit"] == 0

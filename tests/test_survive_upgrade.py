@@ -35,8 +35,8 @@ from fixes.digest import unseal
 #: The fixes as a later version of them has them: other bytes, one file less, one file more.
 LATER = {
     **FIXES,
-    "ready": replace(
-        FIXES["ready"],
+    "begin": replace(
+        FIXES["begin"],
         files={"v0.30.0.patch": READY.replace("self.ready = True", "self.ready = 1")},
     ),
     "stop": replace(
@@ -63,7 +63,7 @@ def test_newer_fixes_are_applied_to_the_pristine_bytes(tmp_path: Path) -> None:
     status = place.json("status")
     assert status["exit"] == 1
     verdicts = {line["id"]: line["verdict"] for line in status["fixes"]}
-    assert [verdicts[name] for name in ("ready", "stop", "end")] == ["outdated"] * 2 + ["applied"]
+    assert [verdicts[name] for name in ("begin", "stop", "end")] == ["outdated"] * 2 + ["applied"]
     document = place.json(BUNDLE)
     assert document["exit"] == 0 and document["digest"] != first and document["level"] == "probe"
     fixed = {
@@ -105,7 +105,7 @@ def test_a_fix_that_the_profile_dropped(tmp_path: Path) -> None:
     assert place.is_fixed()
     place.ok("revert", "end")
     assert (place.package / "open.py").read_bytes() == OPEN.encode()
-    place.ok("ready", "stop")
+    place.ok("begin", "stop")
     place.ok("revert", "--all")
     assert place.is_pristine()
 
@@ -214,7 +214,7 @@ def test_an_editable_install(tmp_path: Path, checkout: Path) -> None:
 
     assert "verified to probe" in run(BUNDLE).stdout
     now = places.snapshot(checkout / "vllm")
-    assert unseal(now.pop("_fixes_applied.json"))["fixes"] == ["ready", "stop", "end"]
+    assert unseal(now.pop("_fixes_applied.json"))["fixes"] == ["begin", "stop", "end"]
     assert {f"vllm/{path}": data for path, data in now.items() if before.get(path) != data} == FIXED
     assert places.snapshot(installs.site(python)) == info
     again = run(BUNDLE).stdout
@@ -250,13 +250,13 @@ def test_a_checkout_is_one_tree_however_it_is_reached(tmp_path: Path, checkout: 
         for way, options in ways:
             done = launch(way, "status", *options)
             assert done.returncode == 1 and "interrupted" in done.stderr
-        done = launch(other, "ready", "--verify", "bytes", *second)
+        done = launch(other, "begin", "--verify", "bytes", *second)
         assert done.returncode == 0 and "rolled back" in done.stdout + done.stderr
         for way, options in ways:
             done = launch(way, "status", "--json", *options)
             assert done.returncode == 0, done.stderr
             told = {fix["id"]: fix["verdict"] for fix in json.loads(done.stdout)["fixes"]}
-            assert [name for name in told if "applied" in told[name]] == ["ready"]
+            assert [name for name in told if "applied" in told[name]] == ["begin"]
         assert list(tmp_path.rglob("*fixes?applied.json")) == [
             checkout / "vllm/_fixes_applied.json"
         ]

@@ -65,7 +65,7 @@ def test_a_probe_that_fails_rolls_everything_back(tmp_path: Path, case: str) -> 
         path: now[:4] for path, now in places.identities(place.site).items() if path.endswith(".py")
     } == {path: now for path, now in inodes.items() if path.endswith(".py")}
     # What is in stays in, what would break it does not come.
-    place.ok("ready")
+    place.ok("begin")
     assert place.json("end")["exit"] == 5
     assert place.json("status")["exit"] == 0
     place.ok("end", "--verify", "import")
@@ -108,7 +108,7 @@ def test_names_that_callers_reach_must_be_the_fixed_code(tmp_path: Path) -> None
         "class Engine:\n    def start(self):\n        pass\n"
     )
     place.pristine = places.snapshot(place.site)
-    said = place.fails(5, "ready")
+    said = place.fails(5, "begin")
     assert "vllm.v1.worker: Engine.start is not the fixed file's code" in said
     assert place.is_pristine()
 

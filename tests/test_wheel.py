@@ -33,7 +33,7 @@ INFO = "vllm-0.30.0.dist-info"
 
 def run(wheel: Path | str, to: Path, *arguments: str | Path, **options: Any) -> dict[str, Any]:
     """The document of one command line."""
-    names = () if {BUNDLE, "ready", "stop", "end", "work"} & set(arguments) else (BUNDLE,)
+    names = () if {BUNDLE, "begin", "stop", "end", "work"} & set(arguments) else (BUNDLE,)
     python = options.pop("python", sys.executable)
     done = launch(
         python, "wheel", wheel, *names, *arguments, "--to", to, "--json", *ROOT, **options
@@ -504,7 +504,7 @@ def test_a_wheel_that_is_refused(tmp_path: Path, case: str) -> None:
 WORDS = {
     "no such file": (("/nowhere.whl", BUNDLE), 2, "/nowhere.whl: is no file"),
     "a folder": (("/", BUNDLE), 2, "is no file"),
-    "no such fix": ((STOCK, "redy"), 2, "did you mean ready?"),
+    "no such fix": ((STOCK, "begn"), 2, "did you mean begin?"),
     "no fix": ((STOCK,), 2, "required: FIX"),
     "no such profile": ((STOCK, BUNDLE, "--profile", "v1"), 2, "no profile 'v1'"),
     "another digest": ((STOCK, BUNDLE, "--expect-digest", "0" * 64), 10, "the digest is"),

@@ -71,46 +71,48 @@ class Host:
 
 LEADER = Host("vllm-fixes-leader", "10.77.0.1")
 WORKER = Host("vllm-fixes-worker", "10.77.0.2")
-HOSTS = (LEADER, WORKER)
+Pair = tuple[Host, Host]
+HOSTS: Pair = (LEADER, WORKER)
 
 
-def missing() -> str:
+def missing(hosts: Pair = HOSTS) -> str:
     """Why there can be no lab here, or nothing."""
     if os.geteuid():
         return "network namespaces need root"
     if not shutil.which("ip"):
         return "network namespaces need iproute2 (`ip` is not there)"
     try:
-        with lab():
+        with lab(hosts):
             return ""
     except subprocess.CalledProcessError as error:
         return f"no network namespaces here: {error.stderr.strip()}"
 
 
 @contextlib.contextmanager
-def lab() -> Iterator[None]:
+def lab(hosts: Pair = HOSTS) -> Iterator[None]:
     """The two hosts with a new cable; what an earlier run has left is removed first."""
-    _remove()
+    _remove(hosts)
     try:
-        for host in HOSTS:
+        for host in hosts:
             _ip("netns", "add", host.name)
-        ends = ["type", "veth", "peer", "name", INTERFACE, "netns", WORKER.name]
-        _ip("-n", LEADER.name, "link", "add", INTERFACE, *ends)
-        for host in HOSTS:
+        one, other = hosts
+        ends = ["type", "veth", "peer", "name", INTERFACE, "netns", other.name]
+        _ip("-n", one.name, "link", "add", INTERFACE, *ends)
+        for host in hosts:
             _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
             for interface in ("lo", INTERFACE):
                 _ip("-n", host.name, "link", "set", interface, "up")
         yield
     finally:
-        _remove()
+        _remove(hosts)
 
 
-def cut() -> None:
+def cut(hosts: Pair = HOSTS) -> None:
     """Lose every packet between the hosts, in silence: each sends to a card nobody has.
 
     As in a power cut nobody sees a closed connection, a lost carrier or a missing route.
     """
-    for host, peer in (HOSTS, HOSTS[::-1]):
+    for host, peer in (hosts, hosts[::-1]):
         nobody = ["lladdr", "02:00:00:00:00:ff", "dev", INTERFACE, "nud", "permanent"]
         _ip("-n", host.name, "neighbour", "replace", peer.address, *nobody)
 
@@ -125,9 +127,9 @@ def until(condition: Callable[[], object], limit: float) -> float:
     return time.monotonic() - start
 
 
-def _remove() -> None:
+def _remove(hosts: Pair) -> None:
     there = {line.split()[0] for line in _ip("netns", "list").splitlines()}
-    for host in HOSTS:
+    for host in hosts:
         if host.name in there:
             host.clear()
             _ip("netns", "delete", host.name)

@@ -1,0 +1,124 @@
+"""The group: which node of a replica this one is, from options and from the environment.
+
+An option beats a variable. Where several orchestrators have left their variables, the first
+of PLATFORMS whose variables are all there is taken whole: half of two would be neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fixes.errors import ExitCode, FixesError, Problem
+
+
+class Platform(NamedTuple):
+    """Where an orchestrator says rank, number of nodes and the head's address.
+
+    ``head`` is a template over the environment's variables.
+    """
+
+    name: str
+    rank: str
+    nnodes: str
+    head: str
+
+    def speaks(self, environ: Mapping[str, str]) -> bool:
+        """Whether all of its variables are there and filled."""
+        try:
+            head = self.head.format_map(environ)
+        except KeyError:
+            return False
+        return bool(head and environ.get(self.rank) and environ.get(self.nnodes))
+
+
+#: LeaderWorkerSet v0.9.0 and AIBrix v0.7.0 put these into every container; a Kubeflow
+#: PyTorchJob sets PET_*; NODE_RANK and NNODES are what scripts around torchrun take. RANK and
+#: WORLD_SIZE count processes there, not nodes, and are not read.
+PLATFORMS = (
+    Platform("LeaderWorkerSet", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "{LWS_LEADER_ADDRESS}"),
+    Platform(
+        "StormService", "POD_GROUP_INDEX", "POD_GROUP_SIZE", "{PODSET_NAME}-0.{STORM_SERVICE_NAME}"
+    ),
+    Platform("PyTorchJob", "PET_NODE_RANK", "PET_NNODES", "{MASTER_ADDR}"),
+    Platform("torchrun", "NODE_RANK", "NNODES", "{MASTER_ADDR}"),
+)
+
+
+class Group(NamedTuple):
+    """``head`` is the head's address as given, a name or an IP; empty on a head that was told
+    none. ``source`` says where rank came from.
+    """
+
+    rank: int
+    nnodes: int
+    head: str
+    source: str
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this node serves HTTP."""
+        return self.rank == 0
+
+
+class Asked(NamedTuple):
+    """What the command line says; None or empty where it says nothing."""
+
+    head: bool = False
+    worker: bool = False
+    rank: int | None = None
+    nnodes: int | None = None
+    head_ip: str = ""
+
+
+def find(asked: Asked, environ: Mapping[str, str]) -> Group:
+    """The group. Raises FixesError (usage) with everything that does not add up."""
+    platform = next((one for one in PLATFORMS if one.speaks(environ)), None)
+    wrong: list[str] = []
+    if asked.head and asked.worker:
+        wrong.append("--head and --worker exclude each other")
+    rank, source = asked.rank, "--rank"
+    if asked.head:
+        rank, source = rank or 0, "--head"
+        if rank:
+            wrong.append(f"--head is rank 0, not --rank {rank}")
+    nnodes = asked.nnodes
+    if platform and rank is None and not asked.worker:
+        rank, source = _number(environ, platform.rank, wrong), platform.name
+    if platform and nnodes is None:
+        nnodes = _number(environ, platform.nnodes, wrong)
+    if nnodes is None and environ.get("NNODES"):
+        nnodes = _number(environ, "NNODES", wrong)
+    if nnodes is None:
+        nnodes = 2 if asked.head or asked.worker or rank else 1
+    if asked.worker:
+        source = "--worker"
+        if rank is None and nnodes > 2:
+            wrong.append(f"--worker needs --rank where there are {nnodes} nodes")
+        rank = 1 if rank is None else rank
+        if not rank:
+            wrong.append("--worker cannot be rank 0")
+    if rank is None:
+        if nnodes > 1:
+            wrong.append("neither --head, --worker, --rank nor the environment says which node")
+        rank, source = 0, "one node"
+    head = asked.head_ip or (platform.head.format_map(environ) if platform else "")
+    if nnodes < 1:
+        wrong.append(f"{nnodes} nodes")
+    elif not 0 <= rank < nnodes:
+        wrong.append(f"rank {rank} of {nnodes} nodes: ranks are 0 to {nnodes - 1}")
+    if rank and not head:
+        wrong.append("a worker needs the head's address: --head-ip")
+    if wrong:
+        hint = "`vllm-fixes launch --help` shows the ways to say it"
+        raise FixesError(*(Problem(ExitCode.USAGE, "usage", what, hint=hint) for what in wrong))
+    return Group(rank, nnodes, head, source)
+
+
+def _number(environ: Mapping[str, str], name: str, wrong: list[str]) -> int:
+    """A variable's whole number; what is none is noted, and counts as 0."""
+    try:
+        return int(environ[name])
+    except ValueError:
+        wrong.append(f"{name}={environ[name]} is no whole number")
+        return 0

@@ -1,0 +1,180 @@
+"""Health: what an exec probe asks a running launcher, over a socket that leaves no file.
+
+The socket's name is in Linux's abstract namespace, which belongs to the network namespace: a
+probe in the same pod finds it, nothing outside does, and it is gone with the launcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, NamedTuple
+
+from fixes.launch.plan import Settings, option
+
+PREFIX = "vllm-fixes-launch/"
+#: Seconds for a completion: the whole answer is to be there within 5.
+COMPLETION = 4.0
+_ASKERS = 8
+
+Check = Callable[[], str]
+
+
+class Endpoint(NamedTuple):
+    """Where the head's engine serves HTTP, and what it asks for."""
+
+    host: str
+    port: int
+    tls: bool
+    key: str
+
+
+def endpoint(made: Settings, environ: Mapping[str, str]) -> Endpoint:
+    """The endpoint, from the engine's own options."""
+    given = option(made.arguments, "--host")
+    host = given if given and given not in ("0.0.0.0", "::") else "127.0.0.1"
+    key = option(made.arguments, "--api-key") or environ.get("VLLM_API_KEY", "")
+    tls = bool(option(made.arguments, "--ssl-certfile"))
+    return Endpoint(host, made.api_port, tls, key)
+
+
+def complete(where: Endpoint) -> str:
+    """Have one token made by the whole replica; why that failed, or nothing.
+
+    A model that makes no text has no completions, and answers 404: then its health counts.
+    """
+    try:
+        status, body = _ask(where, "GET", "/v1/models", None)
+        if status != 200:
+            return f"/v1/models answers {status}"
+        name = str(json.loads(body)["data"][0]["id"])
+        question = {"model": name, "prompt": "a", "max_tokens": 1, "temperature": 0}
+        status, body = _ask(where, "POST", "/v1/completions", question)
+        if status in (404, 405):
+            status, body = _ask(where, "GET", "/health", None)
+            return "" if status == 200 else f"/health answers {status}"
+        if status != 200:
+            return f"a completion of one token ended with {status}"
+        return "" if json.loads(body)["choices"] else "a completion of one token came back empty"
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        return f"no completion of one token: {error or type(error).__name__}"
+
+
+def _ask(where: Endpoint, method: str, path: str, question: object) -> tuple[int, bytes]:
+    if where.tls:  # to itself: whose certificate it is does not matter
+        context = ssl._create_unverified_context()
+        made: HTTPConnection = HTTPSConnection(
+            where.host, where.port, timeout=COMPLETION, context=context
+        )
+    else:
+        made = HTTPConnection(where.host, where.port, timeout=COMPLETION)
+    headers = {"Content-Type": "application/json"}
+    if where.key:
+        headers["Authorization"] = f"Bearer {where.key}"
+    try:
+        made.request(method, path, json.dumps(question) if question else None, headers)
+        answer = made.getresponse()
+        return answer.status, answer.read(1 << 20)
+    finally:
+        made.close()
+
+
+class Health:
+    """Answers `live` and `ready`. One completion at a time: askers share it."""
+
+    def __init__(
+        self, rank: int, port: int, alive: Callable[[str], str], complete: Check | None
+    ) -> None:
+        self._name = f"\0{PREFIX}{port}/{rank}"
+        self._alive, self._complete = alive, complete
+        self._asked: asyncio.Future[str] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._threads = ThreadPoolExecutor(1)  # its own: not waited for at the end
+
+    async def open(self) -> str:
+        """Listen; why that is not possible, or nothing."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(self._name)
+        except OSError as error:
+            listening.close()
+            return f"`ready` and `live` cannot ask this launcher: {error.strerror}"
+        self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=256)
+        return ""
+
+    def close(self) -> None:
+        """Take no more questions."""
+        if self._server:
+            self._server.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= _ASKERS:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await asyncio.wait_for(reader.readline(), 2.0)
+            why = await self._answer(line.decode("ascii", "replace").strip())
+            writer.write(json.dumps({"why": why}).encode() + b"\n")
+            await asyncio.wait_for(writer.drain(), 1.0)
+        except (OSError, ValueError, asyncio.TimeoutError):
+            pass  # the asker is gone, or asks nothing
+        finally:
+            writer.close()
+
+    async def _answer(self, asked: str) -> str:
+        why = self._alive(asked)
+        if why or asked != "ready" or self._complete is None:
+            return why
+        if self._asked is None or self._asked.done():
+            loop = asyncio.get_running_loop()
+            self._asked = loop.run_in_executor(self._threads, self._complete)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asked), COMPLETION)
+        except asyncio.TimeoutError:
+            return f"no completion of one token within {COMPLETION:.0f} s"
+
+
+def ask(what: str, rank: int | None, port: int | None, timeout: float) -> str:
+    """Ask the launcher in this network namespace; why it is not well, or nothing."""
+    names = [name for name in _launchers() if _matches(name, rank, port)]
+    if not names:
+        return "no launcher is running here" if not _launchers() else "no such launcher here"
+    if len(names) > 1:
+        return f"several launchers here: {', '.join(names)}; choose by --rank and --watch-port"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(timeout)
+            asking.connect("\0" + names[0])
+            asking.sendall(what.encode() + b"\n")
+            with asking.makefile("rb") as answer:
+                said: dict[str, Any] = json.loads(answer.readline(65536))
+    except (OSError, ValueError) as error:
+        return f"the launcher does not answer: {error or type(error).__name__}"
+    return str(said.get("why", "the launcher says nothing"))
+
+
+def _launchers() -> list[str]:
+    """The abstract sockets of launchers, from /proc/net/unix (proc(5)); @ is their zero byte."""
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
+            words = [line.split() for line in stream]
+    except OSError:
+        return []
+    marked = {word[7][1:] for word in words if len(word) == 8 and word[7].startswith("@" + PREFIX)}
+    return sorted(marked)
+
+
+def _matches(name: str, rank: int | None, port: int | None) -> bool:
+    its_port, _, its_rank = name.removeprefix(PREFIX).partition("/")
+    return str(port or its_port) == its_port and str(its_rank if rank is None else rank) == its_rank

@@ -1,0 +1,278 @@
+"""The meeting: nodes find each other, prove that they belong together, and compare facts.
+
+The head listens; every other node comes to it. Once all are there and agree, the same
+connections are what each hears the other's life by. Before that a connection that is lost is
+made again, so that either side may start first, or start anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fixes.errors import ExitCode, FixesError, Problem
+from fixes.launch import address, wire
+from fixes.launch.events import Gone, Said
+from fixes.launch.facts import differences, same_address
+from fixes.launch.keeper import SILENCE
+from fixes.launch.link import Card, Link, Say
+from fixes.launch.wire import Channel, Message, TokenError, WireError
+
+#: Connections at a time that have not introduced themselves.
+STRANGERS = 16
+#: Seconds that a refusing head waits for nodes that are not there yet, to tell them as well.
+REFUSING = 30.0
+#: Seconds between a worker's attempts.
+PAUSE = 1.0
+
+
+class Head(Link):
+    """Node 0's link: it listens, and takes one connection of every other rank."""
+
+    def __init__(self, own: Card, nnodes: int, token: bytes, say: Say) -> None:
+        super().__init__(own, say)
+        self._nnodes, self._token = nnodes, token
+        self._server: asyncio.AbstractServer | None = None
+        self._strangers = 0
+        self._all = asyncio.Event()
+        self._refused: list[Problem] = []
+        self._told: set[int] = set()
+
+    async def open(self, port: int) -> None:
+        """Listen. Raises FixesError where the port is taken."""
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, self.own.ip, port, limit=wire.LIMIT, reuse_address=True
+            )
+        except OSError as error:
+            what = f"port {port} of {self.own.ip} cannot be listened on: {error.strerror}"
+            hint = "another launcher is running here?"
+            raise FixesError(
+                Problem(ExitCode.NOT_STARTED, "port-taken", what, "--watch-port", hint)
+            ) from None
+        self.keep(self.beat())
+
+    async def meet(self, deadline: float) -> None:
+        """Wait for all nodes, compare, and tell them to start.
+
+        Raises FixesError: a node did not come, or differs. Those that came are told.
+        """
+        while self._nnodes > 1 and not self._refused:
+            left = deadline - time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all.wait(), max(0.0, left))
+            if len(self._channels) == self._nnodes - 1:
+                break
+            self._all.clear()
+            if time.monotonic() >= deadline:
+                absent = sorted(set(range(1, self._nnodes)) - set(self._channels))
+                which = ", ".join(map(str, absent))
+                what = f"node {which} did not come to {self.own.ip} in time"
+                self._refuse([_problem("not-met", what, "is it started, with the same token?")])
+        if self._refused:
+            await self._linger(min(deadline, time.monotonic() + REFUSING))
+            raise FixesError(*self._refused)
+        self.together = True
+        self.tell(start=self.own.incarnation)
+
+    async def _linger(self, deadline: float) -> None:
+        """Tell the refusal to nodes that come late, too: they would wait for nobody."""
+        while len(self._told) < self._nnodes - 1 and time.monotonic() < deadline:
+            if any(problem.kind == "not-met" for problem in self._refused):
+                break
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        """Close the port as well."""
+        if self._server:
+            self._server.close()
+        await super().close()
+
+    def _refuse(self, problems: list[Problem]) -> None:
+        self._refused += problems
+        self.tell(refused=[problem._asdict() for problem in self._refused])
+        self._told |= set(self._channels)
+        self._all.set()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._strangers >= STRANGERS:
+            writer.transport.abort()
+            return
+        self._strangers += 1
+        self.keep(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection. Whatever a stranger sends, nothing but its own connection ends."""
+        peer = writer.get_extra_info("peername")[0]
+        try:
+            channel = await wire.challenge(reader, writer, self._token)
+            theirs = _read_card(await asyncio.wait_for(channel.receive(), wire.INTRODUCTION))
+        except (WireError, asyncio.TimeoutError) as error:
+            self._say(f"a connection from {peer} is refused: it {error or 'says nothing'}")
+            writer.close()
+            return
+        finally:
+            self._strangers -= 1
+        await self._take(theirs, channel)
+
+    async def _take(self, theirs: Card, channel: Channel) -> None:
+        """A node that belongs to this replica came, for the first time or anew."""
+        rank = theirs.rank
+        if not 0 < rank < self._nnodes:
+            what = f"{theirs.name} says rank {rank}, and the head counts {self._nnodes} nodes"
+            problem = _problem("nodes-differ", what, "give all nodes the same --nnodes")
+            channel.send({"refused": [problem._asdict()]})
+            self._say(what)
+            self._refuse([problem])
+            channel.close()
+            return
+        if self.together:
+            channel.send({"busy": 1})
+            channel.close()
+            if theirs.incarnation != self.cards[rank].incarnation:
+                self.events.put_nowait(Gone(rank, "started anew"))
+            return
+        if rank in self._channels:
+            old = self.cards[rank]
+            if old.incarnation != theirs.incarnation and old.ip != theirs.ip:
+                self._say(f"{theirs.name} takes the place of {old.name}")
+            self._channels.pop(rank).abort()
+        self.cards[rank], self._channels[rank] = theirs, channel
+        self.heard[rank] = time.monotonic()
+        self._say(f"{theirs.name} is here, {len(self._channels) + 1} of {self._nnodes}")
+        known = [self.own, theirs]
+        found = differences([(one.name, one.facts) for one in known])
+        others = [one for number, one in sorted(self.cards.items()) if number != rank]
+        found += same_address([(one.name, one.ip) for one in (*others, theirs)])
+        if self._refused or found:
+            self._refuse(found)
+        if len(self._channels) == self._nnodes - 1:
+            self._all.set()
+        await self._hold(rank, channel)
+
+    async def _hold(self, rank: int, channel: Channel) -> None:
+        """Hear a node. Before the start it may go and come again."""
+        while not self.together:
+            try:
+                message = await asyncio.wait_for(channel.receive(), SILENCE * 2)
+                self.heard[rank] = time.monotonic()
+                if self.together and "beat" not in message:  # told to start meanwhile
+                    self.events.put_nowait(Said(rank, message))
+            except (WireError, asyncio.TimeoutError) as error:
+                if self.together:
+                    self.events.put_nowait(Gone(rank, str(error) or "is silent"))
+                elif self._channels.get(rank) is channel:
+                    del self._channels[rank]
+                    self.heard.pop(rank, None)
+                    if not self._refused:
+                        self._say(f"{self.name(rank)} {error or 'is silent'}; waiting for it again")
+                channel.abort()
+                return
+        await self.listen(rank, channel)
+
+
+class Worker(Link):
+    """Another node's link: one connection, to the head."""
+
+    def __init__(self, own: Card, head: str, port: int, token: bytes, say: Say) -> None:
+        super().__init__(own, say)
+        self._head, self._port, self._token = head, port, token
+        self.head_ip = ""
+        # Its own: the loop's would be waited for at the end, as long as a name server takes.
+        self._threads = ThreadPoolExecutor(1)
+
+    async def meet(self, deadline: float) -> None:
+        """Come to the head until it says that all may start.
+
+        Raises FixesError: the head is not found in time, refuses, or is not the one.
+        """
+        last = told = ""
+        while time.monotonic() < deadline:
+            try:
+                await self._try(deadline)
+                return
+            except TokenError as error:
+                what = f"the head at {self.head_ip} {error}"
+                hint = "give all nodes of a replica the same token"
+                raise FixesError(_problem("wrong-token", what, hint)) from None
+            except (OSError, WireError, asyncio.TimeoutError) as error:
+                last = _why(error)
+            if last != told:
+                self._say(f"waiting for the head at {self._head}, port {self._port}: {last}")
+                told = last
+            await asyncio.sleep(PAUSE)
+        what = (
+            f"the head at {self._head}, port {self._port}, did not take this node in time: {last}"
+        )
+        raise FixesError(_problem("not-met", what, "is it started, with the same --watch-port?"))
+
+    async def _try(self, deadline: float) -> None:
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, address.lookup, self._head
+        )
+        if len(found) != 1:
+            raise WireError(f"the name resolves to {' and '.join(found) or 'no address'}")
+        (self.head_ip,) = found
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(self.head_ip, self._port, limit=wire.LIMIT), wire.INTRODUCTION
+        )
+        beating = None
+        try:
+            channel = await wire.introduce(reader, writer, self._token)
+            channel.send({"card": self.own._asdict()})
+            self._channels[0] = channel
+            beating = self.keep(self.beat())
+            while True:
+                # The head beats: where nothing comes, the way to it is gone.
+                message = await asyncio.wait_for(channel.receive(), SILENCE * 2)
+                if "refused" in message:
+                    raise FixesError(*_read_problems(message["refused"]))
+                if "busy" in message:
+                    raise WireError("is running a replica that this node is not in any more")
+                if "start" in message:
+                    break
+            self.cards[0] = Card(0, self.head_ip, str(message["start"]), {})
+            self.heard[0] = time.monotonic()
+            self.together = True
+            self.keep(self.listen(0, channel))
+        except BaseException:
+            self._channels.clear()
+            if beating:
+                beating.cancel()
+            writer.transport.abort()
+            raise
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or "it does not answer"
+
+
+def _read_card(message: Message) -> Card:
+    """A card as it came. Raises WireError where it is none."""
+    try:
+        given: Mapping[str, Any] = message["card"]
+        facts = {str(key): str(value) for key, value in dict(given["facts"]).items()}
+        return Card(int(given["rank"]), str(given["ip"]), str(given["incarnation"]), facts)
+    except (KeyError, TypeError, ValueError):
+        raise WireError("sends no card") from None
+
+
+def _read_problems(given: Any) -> list[Problem]:
+    try:
+        return [
+            Problem(ExitCode.NOT_STARTED, str(one["kind"]), str(one["what"]), hint=str(one["hint"]))
+            for one in given
+        ]
+    except (KeyError, TypeError):
+        return [_problem("nodes-differ", "the head refuses without a reason", "see its log")]
+
+
+def _problem(kind: str, what: str, hint: str) -> Problem:
+    return Problem(ExitCode.NOT_STARTED, kind, what, hint=hint)

@@ -1,0 +1,99 @@
+"""Processes: those below this one, and how all of them are ended (proc(5))."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+
+class Process(NamedTuple):
+    """One process: its parent, its state (T: stopped, Z: ended, not reaped) and its name."""
+
+    pid: int
+    parent: int
+    state: str
+    name: str
+
+
+def adopt_orphans() -> None:
+    """Have every process that loses its parent below this one become a child of this one."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def below(root: int) -> list[Process]:
+    """Every process that descends from one, ended ones among them."""
+    children: dict[int, list[Process]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := _read(int(name))):
+            children.setdefault(found.parent, []).append(found)
+    found_below: list[Process] = []
+    parents = [root]
+    while parents:
+        own = children.pop(parents.pop(), [])
+        found_below += own
+        parents += [process.pid for process in own]
+    return found_below
+
+
+def reap() -> dict[int, int]:
+    """The children that have ended, and how: an exit code, or minus a signal."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def end_all(limit: float = 10.0) -> dict[int, int]:
+    """SIGKILL whatever is below this process until nothing is; what was reaped meanwhile.
+
+    A process that the kernel does not let go of (in an operation of a driver) is left after
+    ``limit`` seconds.
+    """
+    ended: dict[int, int] = {}
+    deadline = time.monotonic() + limit
+    while alive := [one for one in below(os.getpid()) if one.state != "Z"]:
+        for process in alive:
+            send(process.pid, signal.SIGKILL)
+        ended |= reap()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return ended | reap()
+
+
+def send(pid: int, number: int, *, group: bool = False) -> None:
+    """Send a signal to a process, or to its group; one that has ended already is no error."""
+    try:
+        (os.killpg if group else os.kill)(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def told(status: int) -> str:
+    """How a process ended, as a shell counts it, with the signal's name."""
+    if status >= 0:
+        return f"exited {status}"
+    return f"exited {128 - status} ({_SIGNALS.get(-status, -status)})"
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            head, _, tail = stream.read().rpartition(b")")
+        state, parent = tail.split()[:2]
+    except (OSError, ValueError):  # it has ended meanwhile
+        return None
+    return Process(
+        pid, int(parent), state.decode(), head.partition(b"(")[2].decode("utf-8", "replace")
+    )
