@@ -213,7 +213,10 @@ def model() -> Path:
             environment = {**os.environ, "PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"}
             _run(python, "-c", CONVERT, gguf, aside, env=environment)
 
-    return kept("model", folder, [folder], check, make)
+    made = kept("model", folder, [folder], check, make)
+    for path in made.iterdir():  # what writes the weights keeps them to itself
+        path.chmod(path.stat().st_mode | 0o444)
+    return made
 
 
 def kept(
