@@ -14,6 +14,8 @@ from fixes.session import Session
 from fixes.state import Level
 from fixes.verify import Verification
 
+_ON_EVERY_NODE = "needed on every node of a replica, or on none"
+
 
 @dataclass(frozen=True)
 class FixLine:
@@ -120,9 +122,9 @@ def add_plan(report: Report, here: Session, plan: Plan, *, done: bool) -> Report
         if file.target in here.releases or file.wanted
     ]
     report.changed = sorted(written)
-    wire = [name for name in plan.wanted if here.lock.fixes[name].wire and name not in plan.present]
+    wire = [name for name in plan.wanted if here.lock.fixes[name].wire]
     if wire:
-        report.notes.append(f"needed on every node of a replica, or on none: {', '.join(wire)}")
+        report.notes.append(f"{_ON_EVERY_NODE}: {', '.join(wire)}")
     report.notes += _broken(here, plan)
     report.digest = plan.digest(here.releases)
     report.accepted += [
@@ -211,7 +213,7 @@ def again(report: Report) -> dict[str, object]:
         fixes=fixes,
         files=files,
         changed=[],
-        notes=[],
+        notes=[note for note in report.notes if note.startswith(_ON_EVERY_NODE)],
         verification=hashed + _earlier(Level[report.level.upper()]),
     ).document()
 

@@ -198,7 +198,9 @@ def _halves(
                     "half-applied",
                     f"{', '.join(holders)} holds {fix.id}, {', '.join(lacking)} does not",
                     ", ".join(foreign),
-                    f"name {fix.id} to make it whole, or revert it; or {_REINSTALL}",
+                    _REINSTALL
+                    if foreign
+                    else f"name {fix.id} to make it whole, or revert it; or {_REINSTALL}",
                 )
             )
     return problems

@@ -122,11 +122,17 @@ def _plugins(lock: Lock, env: Environment, core: Tree, named: bool) -> tuple[Tre
     found = []
     for target in sorted((touched | others) - {core.target}):
         if beside and tree.installed(target, (str(core.site),)):
-            one = tree.find(target, env, core.site)
+            folder = core.site
         elif tree.installed(target, env.paths):
-            one = tree.find(target, env)
+            folder = None
         else:
             continue
+        try:
+            one = tree.find(target, env, folder)
+        except FixesError:
+            if target in touched:
+                raise
+            continue  # whatever it is, no fix is in it
         if target in touched or one.state.exists():
             found.append(one)
     return tuple(found)

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     be compared; MISMATCH for what is different or incomplete; CANNOT_WRITE.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        hint = "pip install 'vllm-fixes[parity]', from a checkout: pip install '.[parity]'"
+        hint = "in a checkout: pip install '.[parity]'"
         what = f"needs the package {', '.join(missing)}"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, "parity", hint))
     if options.candidate_model and not options.candidate:

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     for name in chosen.fixes:
         if name not in plan.present:
             what = f"{name} is not in"
-            hint = f"apply it: apply_all.py --profile {here.lock.profile} {name}"
+            hint = f"run: vllm-fixes apply --profile {here.lock.profile} {name}"
             done.problems.append(Problem(ExitCode.MISMATCH, "pending", what, hint=hint))
     if not chosen.lines and not plan.wanted and not done.problems:
         what = "no fix is in this tree"
