@@ -75,14 +75,15 @@ def build_wheel(
             entry.external_attr = 0o100644 << 16
             archive.writestr(entry, data)
     name = f"vllm_fixes_guard-{version()}-py3-none-any.whl"
-    _write(os.path.join(wheel_directory, name), stream.getvalue())
+    _write({os.path.join(wheel_directory, name): stream.getvalue()}, False)
     return name
 
 
 def install(folder: str) -> None:
-    """Unpack the wheel into a folder of packages.
+    """Unpack the wheel into a folder of packages: every file is written before one gets its name.
 
-    Raises OSError; FileExistsError where another version is installed.
+    Raises OSError, and leaves then no file that was not there; FileExistsError where another
+    version is installed.
     """
     files = content()
     info = os.path.dirname(list(files)[-1])
@@ -91,8 +92,8 @@ def install(folder: str) -> None:
         if name.startswith("vllm_fixes_guard-") and name != info:
             what = "is another version: uninstall it first"
             raise FileExistsError(errno.EEXIST, what, os.path.join(folder, name))
-    for name, data in files.items():
-        _write(os.path.join(folder, name), data)
+    made = not os.path.lexists(os.path.join(folder, info))
+    _write({os.path.join(folder, name): data for name, data in files.items()}, made)
 
 
 def main() -> int:
@@ -105,9 +106,11 @@ def main() -> int:
         help="unpack it into the folder (default: the site-packages of this interpreter)",
     )
     options = parser.parse_args()
+    if options.folder == "":  # as of an unset variable
+        parser.error("the folder's name is empty")
     if not options.install and options.folder is None:
         parser.error("name a folder for the wheel, or --install")
-    folder = options.folder or sysconfig.get_path("purelib")
+    folder = sysconfig.get_path("purelib") if options.folder is None else options.folder
     try:
         if options.install:
             install(folder)
@@ -130,18 +133,33 @@ def _hash(data: bytes) -> str:
     return "sha256=" + digest.rstrip(b"=").decode()
 
 
-def _write(path: str, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    aside = f"{path}.{os.getpid()}"
+def _write(files: dict[str, bytes], fresh: bool) -> None:
+    """Write files aside, then give each its name. ``fresh``: the last one's folder is new.
+
+    Raises OSError that names the file, and leaves then nothing of what it made.
+    """
+    aside = {path: f"{path}.{os.getpid()}" for path in files}
+    named: list[str] = []
+    at = ""
     try:
-        with open(aside, "wb") as stream:
-            stream.write(data)
-        os.replace(aside, path)
-    except OSError:
-        if os.path.lexists(aside):
-            os.unlink(aside)
-        raise
+        for at, data in files.items():
+            os.makedirs(os.path.dirname(at), exist_ok=True)
+            with open(aside[at], "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())  # what has no room says so by now
+        for at in files:
+            new = not os.path.lexists(at)
+            os.replace(aside[at], at)
+            named += [at] if new else []
+    except OSError as error:
+        for path in (*aside.values(), *named):
+            if os.path.lexists(path):
+                os.unlink(path)
+        if fresh and os.path.isdir(os.path.dirname(list(files)[-1])):
+            os.rmdir(os.path.dirname(list(files)[-1]))
+        place = at if error.filename in (None, aside.get(at)) else error.filename
+        raise OSError(error.errno, error.strerror, place) from error
 
 
 if __name__ == "__main__":

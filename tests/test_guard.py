@@ -460,6 +460,51 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     assert build().returncode == 2
 
 
+def test_an_unset_variable_is_no_folder() -> None:
+    for arguments in (("",), ("--install", "")):
+        done = build(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "the folder's name is empty" in done.stderr
+
+
+@pytest.mark.parametrize("blocks", [0, 8])
+def test_no_room_leaves_no_half_of_it(tmp_path: Path, blocks: int) -> None:
+    (tmp_path / "other.py").write_text("")
+    limit = f'ulimit -f {blocks}; trap "" XFSZ; exec "$@"'
+    command = [sys.executable, GUARD / "build_guard.py", "--install", tmp_path]
+    done = subprocess.run(
+        ["bash", "-c", limit, "bash", *command], capture_output=True, text=True, env=environ()
+    )
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.startswith(f"cannot-write: {tmp_path / 'vllm_fixes_guard.py'}: ")
+    assert os.listdir(tmp_path) == ["other.py"]
+
+
+@pytest.mark.parametrize("failing", ["open", "replace"])
+@pytest.mark.parametrize("number", range(5))
+def test_whichever_file_fails_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, number: int
+) -> None:
+    builder = module("build_guard")
+    place = builder.os if failing == "replace" else builder
+    real, calls = getattr(place, failing, open), iter(range(99))
+
+    def fail(*arguments: object) -> object:
+        if arguments[-1] != "rb" and next(calls) == number:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(place, failing, fail, raising=False)
+    with pytest.raises(OSError, match="No space left") as caught:
+        builder.install(str(tmp_path))
+    names = list(builder.content())
+    assert caught.value.filename == str(tmp_path / names[number])
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    builder.install(str(tmp_path))
+    assert (tmp_path / names[-1]).exists()
+
+
 def test_its_version_is_the_projects() -> None:
     from fixes import __version__
 
