@@ -46,9 +46,10 @@ class Finder:
 
     def __init__(self) -> None:
         self.vllm_fixes_overlay = HERE
+        # The manifest is read at an import only. What is not listed is found out at that of vllm.
         try:
-            self._targets = frozenset(os.listdir(FILES))
-        except OSError:  # an import is to be refused, and a process without one to go on
+            self._targets = frozenset(("vllm", *os.listdir(FILES)))
+        except OSError:
             self._targets = frozenset(("vllm",))
         self._asked: set[tuple[int, str]] = set()
         self._manifest: dict[str, Any] = {}
@@ -132,8 +133,10 @@ class Finder:
         try:
             self._manifest = self._manifest or _manifest()
             about = self._manifest["targets"][top]
+            unseen = sorted(set(self._manifest["targets"]) - self._targets)
         except (OSError, ValueError, LookupError) as error:
             refuse([f"{HERE}/overlay.json: {error}", *wrong])
+        wrong += [f"{FILES}/{name} is not there" for name in unseen]
         site = os.path.dirname(root)
         if about["dist_info"]:
             wrong += _version(site, about)

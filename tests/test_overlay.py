@@ -540,6 +540,11 @@ def shadow(one: Overlaid) -> None:
     (one.place.package / "core/__init__.py").write_text("")
 
 
+def emptied(one: Overlaid) -> None:
+    shutil.rmtree(one.files)
+    one.files.mkdir()
+
+
 UNDERNEATH: dict[str, tuple[Callable[[Overlaid], object], str]] = {
     "a byte of a pre-image": (
         lambda one: edit(one.place.package / "core.py", b"helper", b"helpeR"),
@@ -581,6 +586,11 @@ OVERLAY: dict[str, tuple[Callable[[Overlaid], object], str]] = {
     ),
     "a post-image gone": (lambda one: (one.files / "vllm/open.py").unlink(), "open.py: cannot"),
     "all post-images gone": (lambda one: shutil.rmtree(one.files), "cannot be read"),
+    "a folder without post-images": (emptied, "post-images/vllm/core.py: cannot be read"),
+    "post-images of another package": (
+        lambda one: rename(one.files / "vllm", "vllm2"),
+        "post-images/vllm/core.py: cannot be read",
+    ),
     "a byte of the manifest": (
         lambda one: edit(one.folder / "overlay.json", b"v0.30.0", b"v0.31.0"),
         "overlay.json: its checksum does not match",
@@ -602,6 +612,12 @@ def test_it_refuses(mine: Overlaid, case: str) -> None:
     change, told = (UNDERNEATH | OVERLAY)[case]
     change(mine)
     assert told in mine.refuses()
+
+
+def test_it_refuses_without_the_folder_of_a_plugin(mine: Overlaid) -> None:
+    """Nothing but an import of vllm asks for it: a plugin that is not listed is not gated."""
+    mine.manifest(lambda body: body["targets"].update(vllm_plugin=body["targets"]["vllm"]))
+    assert f"{mine.files}/vllm_plugin is not there" in mine.refuses()
 
 
 def test_it_refuses_a_copy_in_the_working_directory(mine: Overlaid, tmp_path: Path) -> None:
