@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,7 +47,9 @@ def carry_out(here: Session, found: Look, plan: Plan, folder: Path, order: Order
         report.emit("waiting for another run on this folder\n", error=True)
 
     with naming(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(folder.parents):
+            if not parent.exists():
+                _folder(parent)
     with flock.held([folder.parent], order.wait, waiting):
         known = _known(here, found, plan, folder, order.level)
         if known is not None:
@@ -80,6 +84,9 @@ def _possible(folder: Path) -> None:
     what = "exists and is no overlay"
     if os.path.ismount(folder):
         what = "is a mount point, which cannot be replaced by a folder"
+    elif os.path.islink(folder):
+        what = f"is a symbolic link to {os.path.realpath(folder)}, and is not replaced by a folder"
+        hint = "name the folder itself, or one that is not there yet"
     elif os.path.isdir(folder) and not os.path.islink(folder):
         try:
             if (folder / MANIFEST).is_file() or not os.listdir(folder):
@@ -124,19 +131,32 @@ def _current(here: Session, made: Overlay, folder: Path) -> bool:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """A new folder beside the one it shall be; gone afterwards, also that of a killed run."""
-    aside = folder.with_name(f".{folder.name}.vllm-fixes")
-    with naming(aside):
-        for left in (aside, _old(aside)):
-            if os.path.lexists(left):
+    """A new folder beside the one it shall be; gone afterwards, also that of a killed run.
+
+    The parent is locked: nobody else is at it.
+    """
+    prefix = f".{folder.name}.vllm-fixes-"
+    with naming(folder.parent):
+        for left in folder.parent.glob(f"{glob.escape(prefix)}*"):
+            if _ours(left):
                 shutil.rmtree(left)
-        _folder(aside)
+        aside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        aside.chmod(0o755)
     try:
         yield aside
     finally:
         with uninterrupted():
             for left in (aside, _old(aside)):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _ours(left: Path) -> bool:
+    """Whether a folder holds what a run writes, and nothing else."""
+    if left.is_symlink() or not left.is_dir():
+        return False
+    inside = set(os.listdir(left))
+    ours = inside <= {HOOK, FILES, MANIFEST, "__pycache__"}
+    return ours and HOOK in inside and read_file(left / HOOK) == package_source("hook.py")
 
 
 def _old(aside: Path) -> Path:

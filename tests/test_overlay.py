@@ -849,11 +849,15 @@ def test_a_damaged_one_is_made_anew(mine: Overlaid) -> None:
 
 
 def test_what_a_killed_run_left_goes(mine: Overlaid) -> None:
-    left = [mine.folder.with_name(f".overlay.vllm-fixes{end}") for end in ("", "-old")]
+    left = [mine.folder.with_name(f".overlay.vllm-fixes-a{end}") for end in ("", "-old")]
     for folder in left:
+        shutil.copytree(mine.folder, folder)
+    theirs = [mine.folder.with_name(f".overlay.vllm-fixes{end}") for end in ("", "-old", "-b")]
+    for folder in theirs:
         (folder / "post-images").mkdir(parents=True)
     mine.place.ok("overlay", "begin", "--to", mine.folder)
     assert not any(folder.exists() for folder in left)
+    assert all(folder.exists() for folder in theirs)
 
 
 def test_where_names_cannot_be_exchanged(mine: Overlaid) -> None:
@@ -883,6 +887,21 @@ def test_an_empty_folder_and_a_new_one(made: Overlaid, tmp_path: Path) -> None:
         folder = tmp_path / name
         made.place.ok("overlay", "begin", "--to", folder, "--verify", "bytes")
         assert (folder / "overlay.json").is_file()
+
+
+def test_any_user_may_enter_what_is_made(made: Overlaid, tmp_path: Path) -> None:
+    """Python goes on without an entry of PYTHONPATH that it may not look into."""
+    command = ("overlay", "begin", "--to", tmp_path / "new/parents/overlay", "--verify", "bytes")
+    made.place.ok(*command, before=("sh", "-c", 'umask 077; exec "$@"', "sh"))
+    for folder in ("new", "new/parents", "new/parents/overlay"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o755
+
+
+def test_a_link_to_an_overlay_is_called_a_link(mine: Overlaid, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(mine.folder)
+    document = mine.place.json("overlay", "begin", "--to", tmp_path / "link")
+    assert document["exit"] == 2 and kinds(document) == {"not-an-overlay"}
+    assert f"is a symbolic link to {mine.folder}" in document["problems"][0]["what"]
 
 
 def test_folders_that_are_not_replaced(made: Overlaid, tmp_path: Path) -> None:
