@@ -86,6 +86,7 @@ def recorded(session: Session, found: Look, plan: Plan) -> bool:
     """Whether every tree's state and RECORD already say what the plan says."""
     if found.damaged or check_records(session, found, plan.files):
         return False
+    digest = plan.digest(session.releases)
     for item in session.trees:
         files = {f.path: f.post for f in plan.files if f.wanted and f.target == item.target}
         state = found.states.get(item.target)
@@ -94,6 +95,8 @@ def recorded(session: Session, found: Look, plan: Plan) -> bool:
                 return False
             continue
         if state.lock != session.lock.digest or state.fixes != plan.fixes_in(item.target):
+            return False
+        if state.digest != digest:
             return False
         if files != {path: file.post for path, file in state.files.items()}:
             return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ TOLD = "_FIXES_GUARD_TOLD"
 MISMATCH, DIGEST_DIFFERS = 1, 10
 _LENGTH = len(b'{\n "checksum": "",') + 64
 _AGAIN = "apply the fixes again (`vllm-fixes apply`)"
+_NOT_NEEDED = "take the guard out, or apply one that is needed (`vllm-fixes apply`)"
+_NONE_IN = (
+    "no fix is in: nothing was applied here, or the fixes asked for are all upstream; "
+    f"{_NOT_NEEDED}, or put the overlay that is meant on PYTHONPATH"
+)
 
 
 class WrongError(Exception):
@@ -137,10 +143,14 @@ def _of_overlay(path: Sequence[str], finders: Sequence[Any]) -> list[Source]:
         files = {str(file["path"]): str(file["post"]) for file in body["files"]}
         located = frozenset(str(file["path"]) for file in body["files"] if file["located"])
         digest = str(body["digest"])
-        if not releases or not files:
+        if not releases:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WrongError(f"{document} is not one that vllm-fixes wrote") from error
+    if not files:
+        what = f"{used[0]} is an overlay in use that holds no file: no fix is in"
+        hint = f"the fixes asked for are all upstream; {_NOT_NEEDED}"
+        raise WrongError(what, hint=hint)
     folder = os.path.join(used[0], "post-images")
     return [
         Source(
@@ -163,9 +173,8 @@ def _of_vllm(package: str) -> Source:
     if not owned and os.path.lexists(bare):
         owned = [_read(bare, folder)]
     if not owned:
-        what = f"no fixes are recorded for {package}"
-        hint = f"{_AGAIN}, or put the overlay that is meant on PYTHONPATH"
-        raise WrongError(f"{what}: never fixed, or installed anew since", hint=hint)
+        what = f"no fixes are recorded for {package}: never fixed, or installed anew since"
+        raise WrongError(what, hint=_NONE_IN)
     return owned[0]
 
 
@@ -239,7 +248,8 @@ def _of_another_release(source: Source) -> Iterator[str]:
 def _changed(place: str, post: str) -> Iterator[str]:
     data = _bytes(place)
     if data is None:
-        yield f"{place} is missing, or cannot be read"
+        there = os.path.exists(place) and not os.path.isfile(place)
+        yield f"{place} is {'no regular file' if there else 'missing, or cannot be read'}"
     elif (now := hashlib.sha256(data).hexdigest()) != post:
         yield f"{place} has changed since: sha256 {now[:12]}, not {post[:12]}"
 
@@ -266,11 +276,15 @@ def _folder(module: Any) -> str | None:
 
 
 def _bytes(path: str) -> bytes | None:
+    """A regular file's content; opening anything else waits for nobody."""
     try:
-        with open(path, "rb") as stream:
-            return stream.read()
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(number, "rb") as stream:
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                return stream.read()
     except OSError:
-        return None
+        pass
+    return None
 
 
 def _tell(digest: str, count: int) -> None:

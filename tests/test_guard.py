@@ -63,13 +63,16 @@ def build(*arguments: str | Path, python: str | Path = sys.executable, **options
     )
 
 
-def start(place: Place, *modules: str, **env: str) -> subprocess.CompletedProcess[str]:
+def start(
+    place: Place, *modules: str, timeout: float | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [place.python, "-c", PROCESS, *(modules or ("vllm",))],
         capture_output=True,
         text=True,
         cwd="/",
         env=environ(**env),
+        timeout=timeout,
     )
 
 
@@ -162,7 +165,39 @@ def test_files_that_are_not_there(place: Place) -> None:
 def test_a_folder_or_nothing_in_place_of_a_file(place: Place) -> None:
     (place.package / "added.py").unlink()
     (place.package / "added.py").mkdir()
-    stopped(start(place), "added.py is missing, or cannot be read")
+    stopped(start(place), "added.py is no regular file")
+
+
+@pytest.mark.parametrize("name", ["core.py", "added.py"])
+def test_a_pipe_in_place_of_a_file(place: Place, name: str) -> None:
+    """Nobody writes to it: whoever waits for it hangs."""
+    (place.package / name).unlink()
+    os.mkfifo(place.package / name)
+    stopped(start(place, timeout=60), f"{place.package / name} is no regular file")
+
+
+def test_a_pipe_in_place_of_the_state(place: Place) -> None:
+    place.state.unlink()
+    os.mkfifo(place.state)
+    stopped(start(place, timeout=60), f"{place.state} is damaged")
+
+
+def test_a_tree_in_which_nothing_had_to_be_fixed(place: Place) -> None:
+    """``apply`` ends with 0 and writes no state: that it is applied again would not help."""
+    place.ok("revert", "--all")
+    place.ok("upstream", "unneeded")
+    assert not place.state.exists()
+    said = ("no fix is in: nothing was applied here, or the fixes asked for are all upstream",)
+    stopped(start(place), *said, "take the guard out, or apply one that is needed")
+
+
+def test_a_state_of_another_digest_is_made_anew_by_apply(place: Place) -> None:
+    before = place.state.read_bytes()
+    place.state.write_bytes(damage("another digest")(before))
+    stopped(start(place), "is of digest", "vllm-fixes apply")
+    place.ok(BUNDLE)
+    assert json.loads(place.state.read_bytes())["digest"] == json.loads(before)["digest"]
+    starts(start(place))
 
 
 def test_an_environment_that_was_never_fixed(place: Place) -> None:

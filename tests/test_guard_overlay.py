@@ -105,3 +105,11 @@ def test_a_manifest_that_is_none(place: Place, overlay: Path, what: bytes, said:
     (overlay / "overlay.json").write_bytes(what)
     with pytest.raises(guard.WrongError, match=said):
         examined(place, overlay)
+
+
+def test_an_overlay_that_holds_no_file(place: Place, tmp_path: Path) -> None:
+    """All that was asked for is upstream: there was nothing to put into it."""
+    folder = tmp_path / "empty"
+    place.ok("overlay", "upstream", "unneeded", "--to", folder)
+    done = start(place, PYTHONPATH=str(folder))
+    stopped(done, f"{folder} is an overlay in use that holds no file", "take the guard out")
