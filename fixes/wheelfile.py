@@ -22,6 +22,10 @@ from fixes.disk import naming
 from fixes.distribution import normalized
 from fixes.errors import ExitCode, FixesError, Problem
 
+#: Where the files of a ``.data`` folder go that land among the packages; ``data`` is the prefix.
+_AMONG_PACKAGES = re.compile(
+    r"[^/]+\.data/(?:(?:purelib|platlib)/|data/(?:.+/)?(?:site|dist)-packages/)"
+)
 #: Signatures of RECORD, which it does not list.
 SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _NAME = re.compile(
@@ -49,6 +53,11 @@ class WheelFile:
     def members(self) -> dict[str, ZipInfo]:
         """Every file by its path."""
         return {item.filename: item for item in self.archive.infolist() if not item.is_dir()}
+
+    def moved(self) -> dict[str, str]:
+        """The members that are installed over the tree from ``.data``, by where each one goes."""
+        there = ((_AMONG_PACKAGES.match(name), name) for name in self.members)
+        return {name[found.end() :]: name for found, name in there if found}
 
     @property
     def folders(self) -> tuple[str, str]:
@@ -145,6 +154,8 @@ def _described(path: Path, archive: ZipFile, parts: re.Match[str]) -> WheelFile:
     names = [item.filename for item in archive.infolist()]
     wrong = [f"{name} {fault}" for name in names if (fault := paths.fault(name.removesuffix("/")))]
     wrong += [f"holds {name} twice" for name, count in Counter(names).items() if count > 1]
+    placed = Counter(_AMONG_PACKAGES.sub("", n) for n in set(names) if not n.endswith("/"))
+    wrong += [f"would install {name} twice" for name, count in placed.items() if count > 1]
     infos = sorted({top for n in names if (top := n.partition("/")[0]).endswith(".dist-info")})
     if len(infos) != 1:
         wrong.append(f"has {len(infos)} dist-info folders")

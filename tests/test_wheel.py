@@ -326,6 +326,14 @@ def test_labels_build_tags_data_folders_and_folders(tmp_path: Path, digest: str)
     assert (status["exit"], status["digest"]) == (0, digest)
 
 
+def test_a_data_folder_may_hold_files_that_no_fix_touches(tmp_path: Path) -> None:
+    more = ("purelib/vllm/extra.py", "data/share/vllm/core.py", "headers/vllm/core.py")
+    files = {f"vllm-0.30.0.data/{name}": b"# more" for name in more}
+    path = made(repacked(wheel(tmp_path), lambda found: {**found, **files}), tmp_path / "out")
+    checked(path)
+    assert len([name for name in contents(path) if ".data/" in name]) == 3
+
+
 def test_another_spelling_and_line_ends_stay(tmp_path: Path) -> None:
     def dos(files: dict[str, bytes]) -> dict[str, bytes]:
         metadata = files.pop(f"{INFO}/METADATA").replace(b"\n", b"\r\n")
@@ -458,6 +466,36 @@ BAD: dict[str, tuple[Callable[[Path], Path], int, str, str]] = {
         1,
         "bad-wheel",
         "vllm/v1/__init__.py is not what its RECORD says",
+    ),
+    "a fixed file that is installed twice": (
+        with_member("vllm-0.30.0.data/purelib/vllm/core.py"),
+        1,
+        "bad-wheel",
+        "would install vllm/core.py twice",
+    ),
+    "another file that is installed twice": (
+        with_member("vllm-0.30.0.data/platlib/vllm/v1/__init__.py"),
+        1,
+        "bad-wheel",
+        "would install vllm/v1/__init__.py twice",
+    ),
+    "a file of our own that is installed twice": (
+        with_member("vllm-0.30.0.data/purelib/vllm/added.py"),
+        1,
+        "bad-wheel",
+        "would install vllm-0.30.0.data/purelib/vllm/added.py over vllm/added.py",
+    ),
+    "a folder that is called otherwise": (
+        with_member("other.data/purelib/vllm/added.py"),
+        1,
+        "bad-wheel",
+        "would install other.data/purelib/vllm/added.py over vllm/added.py",
+    ),
+    "a file by way of the prefix": (
+        with_member("vllm-0.30.0.data/data/lib/python3.12/site-packages/vllm/core.py"),
+        1,
+        "bad-wheel",
+        "would install vllm/core.py twice",
     ),
     "a way out": (with_member("../x.py"), 1, "bad-wheel", "../x.py must be relative"),
     "another package": (

@@ -100,7 +100,13 @@ def _made(wheel: WheelFile, folder: Path, options: argparse.Namespace) -> dict[s
     metadata = [name for name in wheel.members if name.startswith(f"{wheel.info}/")]
     wheel.unpack([*metadata, *_KNOWN_BY], folder)
     lock = session.open_session(inside).lock
-    wheel.unpack({*lock.files, *fixedwheel.recorded(wheel)}, folder)
+    touched = {*lock.files, *fixedwheel.recorded(wheel)}
+    over = [
+        f"would install {name} over {to}" for to, name in wheel.moved().items() if to in touched
+    ]
+    if over:
+        raise FixesError(*(wheelfile.bad(wheel.path, what) for what in over))
+    wheel.unpack(touched, folder)
     done = application.run(inside)
     done.verb = "wheel"
     done.trees = [replace(tree, path=str(wheel.path), layout="packed") for tree in done.trees]
