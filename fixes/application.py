@@ -84,7 +84,7 @@ def planned(
         what = f"--allow-foreign {path}: no fix touches this file"
         problems.append(Problem(ExitCode.USAGE, "usage", what))
     if writes and overlays.named(os.environ):
-        problems += overlaid.hiding(here, plan)
+        problems += overlaid.hiding(here, found, plan)
     if problems:
         raise RefusedError(plan, *problems, *(standing.unwritable(here, plan) if writes else ()))
     return plan

@@ -51,6 +51,7 @@ class Finder:
             self._targets = frozenset(("vllm", *os.listdir(FILES)))
         except OSError:
             self._targets = frozenset(("vllm",))
+        self._relative = _relative()
         self._asked: set[tuple[int, str]] = set()
         self._manifest: dict[str, Any] = {}
         self._roots: dict[str, str] = {}
@@ -130,6 +131,9 @@ class Finder:
         others = {os.path.realpath(folder) for folder in active}
         if len(others) > 1:
             wrong.append(f"several overlays are active: {', '.join(sorted(others))}")
+        if self._relative is not None:
+            told = f"PYTHONPATH names the overlay by a relative path ({self._relative or 'empty'})"
+            wrong.append(f"{told}: give the absolute path {HERE}, children may start elsewhere")
         try:
             self._manifest = self._manifest or _manifest()
             about = self._manifest["targets"][top]
@@ -255,6 +259,20 @@ def _loader(entry: dict[str, Any], source: bytes, place: str) -> Loader:
             return SourceFileLoader(entry["module"], place).get_resource_reader(name)
 
     return OverlayLoader(entry["module"], f"{FILES}/{entry['path']}")
+
+
+def _relative() -> str | None:
+    """The entry of PYTHONPATH that names this folder, if only relative ones do."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if HERE in entries:  # nearly always
+        return None
+    real = os.path.realpath(HERE)
+    try:
+        named = [entry for entry in entries if os.path.realpath(entry or ".") == real]
+    except OSError:  # the working directory is gone
+        return None
+    relative = not any(os.path.isabs(entry) for entry in named)
+    return named[0] if named and relative else None
 
 
 def _manifest() -> dict[str, Any]:

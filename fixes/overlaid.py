@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fixes import overlay, overlays
 from fixes.catalogue import package_source
+from fixes.digest import sha256
 from fixes.disk import read_file
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.look import Look
@@ -53,20 +55,13 @@ def asked(options: argparse.Namespace) -> Path | None:
 def take(here: Session, found: Look, folder: Path) -> Through:
     """Read an overlay over what was seen of the trees. Raises FixesError."""
     made = overlay.load(folder)
+    hashes = {path: sha256(data) for path, data in found.seen.items() if data is not None}
     problems = overlay.problems(made, folder, package_source("hook.py"))
     if made.lock != here.lock.digest:
         what = f"was made by another lock of {made.profile} than that of {here.lock.profile}"
         hint = "make the overlay anew"
         problems.append(Problem(ExitCode.MISMATCH, "outdated", what, str(folder), hint))
-    sites = {item.target: item.site for item in here.trees}
-    problems += [
-        Problem(ExitCode.NOT_FOUND, "target-not-found", f"serves {target}", str(folder))
-        for target in made.targets
-        if target not in sites
-    ]
-    if not problems:
-        problems += overlay.underneath(made, found.seen, sites)
-        problems += _versions(made, here)
+    problems = problems or _over(here, made, folder, hashes)
     seen = dict(found.seen)
     for file in made.files:
         try:
@@ -83,6 +78,19 @@ def take(here: Session, found: Look, folder: Path) -> Through:
     )
     noted, idle = _place(folder)
     return Through(folder, made, through, (*problems, *idle), tuple(noted))
+
+
+def _over(
+    here: Session, made: Overlay, folder: Path, installed: Mapping[str, str]
+) -> list[Problem]:
+    """What the overlay refuses to start over, where the installed files have these sha256."""
+    sites = {item.target: item.site for item in here.trees}
+    absent = [
+        Problem(ExitCode.NOT_FOUND, "target-not-found", f"serves {target}", str(folder))
+        for target in made.targets
+        if target not in sites
+    ]
+    return absent or [*overlay.underneath(made, installed, sites), *_versions(made, here)]
 
 
 def _versions(made: Overlay, here: Session) -> list[Problem]:
@@ -105,34 +113,53 @@ def _place(folder: Path) -> tuple[list[str], list[Problem]]:
     named = [one for one in overlays.named(os.environ) if os.path.realpath(one) == real]
     if not named:
         return [f"overlay {folder}: PYTHONPATH does not name it here"], []
-    why = overlays.idle(str(folder), os.environ)
+    hint = "name one overlay on PYTHONPATH, by its absolute path"
+    why = overlays.unfit(str(folder), os.environ)
+    if not why:
+        hint = "put it first on PYTHONPATH, and start engines without -I, -E and -S"
+        why = overlays.idle(str(folder), os.environ)
     if not why:
         return [f"overlay {folder}: PYTHONPATH names it"], []
-    hint = "put it first on PYTHONPATH, and start engines without -I, -E and -S"
     return [], [Problem(ExitCode.MISMATCH, "overlay-idle", why, str(folder), hint)]
 
 
-def hiding(here: Session, plan: Plan, *, only_refusing: bool = False) -> list[Problem]:
+def hiding(here: Session, found: Look, plan: Plan, *, only_refusing: bool = False) -> list[Problem]:
     """What an overlay on PYTHONPATH means for a change of the files underneath it.
 
-    Engines started here import its files. Where they are what the plan makes, all is well
-    either way; else the change would not be seen, or (``only_refusing``) make it refuse.
+    Engines started here import its files. Where they are what the plan makes and it is whole,
+    all is well either way; else the change would not be seen, or (``only_refusing``) make it
+    refuse.
     """
-    for name in () if here.named_tree else overlays.named(os.environ):
-        folder = overlay.folder_of(name)
-        try:
-            made = overlay.load(folder)
-        except FixesError as error:
-            return list(error.problems)
-        if made.digest == plan.digest(here.releases):
-            continue
-        after = {file.path: file.post for file in plan.files}
-        refusing = [f.path for f in made.files if after.get(f.path, f.post) not in f.underneath]
-        if only_refusing and not refusing:
-            continue
-        what = f"an engine started here imports the files of this overlay ({made.digest[:12]})"
-        if refusing:
-            what += f", and would refuse to start over these: {', '.join(refusing)}"
-        hint = "take it off PYTHONPATH, or make the overlay anew: vllm-fixes overlay"
-        return [Problem(ExitCode.NOT_FOUND, "overlay-active", what, str(folder), hint)]
-    return []
+    names = () if here.named_tree else overlays.named(os.environ)
+    if not names:
+        return []
+    folder = overlay.folder_of(names[0])
+    try:
+        made = overlay.load(folder)
+    except FixesError as error:
+        return [_active(folder, str(one)) for one in error.problems]
+    after = {path: sha256(data) for path, data in found.seen.items() if data is not None}
+    after |= {file.path: file.post for file in plan.files}
+    over = _over(here, made, folder, after)
+    if only_refusing:
+        refusing = [one.where for one in over]
+        return [_active(folder, _would_refuse(made, refusing))] if refusing else []
+    wrong = overlay.problems(made, folder, package_source("hook.py"))
+    named = overlays.unfit(str(folder), os.environ)
+    problems = [_active(folder, named)] if named else []
+    if made.digest != plan.digest(here.releases):
+        problems.append(_active(folder, _would_refuse(made, [one.where for one in over])))
+        over = []
+    return [*problems, *(_active(folder, f"{one.where} {one.what}") for one in (*wrong, *over))]
+
+
+def _would_refuse(made: Overlay, refusing: list[str]) -> str:
+    what = f"an engine started here imports the files of this overlay ({made.digest[:12]})"
+    if refusing:
+        what += f", and would refuse to start over these: {', '.join(refusing)}"
+    return what
+
+
+def _active(folder: Path, what: str) -> Problem:
+    hint = "take it off PYTHONPATH, or make the overlay anew: vllm-fixes overlay"
+    return Problem(ExitCode.NOT_FOUND, "overlay-active", what, str(folder), hint)

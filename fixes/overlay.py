@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fixes import overlays
 from fixes.digest import seal, sha256, unseal
 from fixes.disk import read_file
 from fixes.errors import ExitCode, FixesError, Problem
@@ -120,6 +121,8 @@ def load(folder: Path) -> Overlay:
     """
     place = folder / MANIFEST
     if not place.exists():
+        if overlays.is_one(str(folder)):
+            raise _bad(place, "is not there, but other parts of an overlay are")
         what = f"holds no {MANIFEST}" if folder.is_dir() else "is no folder"
         raise FixesError(Problem(ExitCode.USAGE, "not-an-overlay", what, str(folder)))
     try:
@@ -173,19 +176,18 @@ def problems(overlay: Overlay, folder: Path, hook: bytes) -> list[Problem]:
 
 
 def underneath(
-    overlay: Overlay, installed: Mapping[str, bytes | None], sites: Mapping[str, Path]
+    overlay: Overlay, installed: Mapping[str, str], sites: Mapping[str, Path]
 ) -> list[Problem]:
-    """Every installed file that is not one that the overlay was made for."""
+    """Every installed file (by sha256) that is not one that the overlay was made for."""
     found = []
     for file in overlay.files:
-        data = installed.get(file.path)
-        now = "" if data is None else sha256(data)
+        now = installed.get(file.path, "")
         if now not in file.underneath:
             found.append(_other(str(sites[file.target] / file.path), now, file.underneath))
     for path, known in overlay.relied.items():
         place = sites[path.partition("/")[0]] / path
         try:
-            now = sha256(read_file(place))
+            now = installed[path] if path in installed else sha256(read_file(place))
         except OSError:
             now = ""
         if now != known:

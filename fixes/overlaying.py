@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fixes import __version__, flock, outcome, overlaid, report, standing, verify
+from fixes import __version__, flock, outcome, overlaid, overlays, report, standing, verify
 from fixes.catalogue import package_source
 from fixes.commit import Order
 from fixes.digest import sha256
@@ -155,8 +155,7 @@ def _ours(left: Path) -> bool:
     if left.is_symlink() or not left.is_dir():
         return False
     inside = set(os.listdir(left))
-    ours = inside <= {HOOK, FILES, MANIFEST, "__pycache__"}
-    return ours and HOOK in inside and read_file(left / HOOK) == package_source("hook.py")
+    return HOOK in inside <= {HOOK, FILES, MANIFEST, "__pycache__"} and overlays.is_one(str(left))
 
 
 def _old(aside: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Overlays as the environment names them: entries of PYTHONPATH that hold a manifest.
+"""Overlays as the environment names them: entries of PYTHONPATH that hold one, or what is left.
 
 Cheap to import: it is on the path of every already-applied run.
 """
@@ -12,12 +12,41 @@ from collections.abc import Mapping
 MANIFEST = "overlay.json"
 FILES = "post-images"
 HOOK = "sitecustomize.py"
+_MARK = b"vllm_fixes_overlay"  # in every start-up hook of ours
 
 
 def named(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The overlays that PYTHONPATH names, in its order."""
-    entries = (entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
-    return tuple(entry for entry in entries if os.path.isfile(f"{entry}/{MANIFEST}"))
+    """The overlays that PYTHONPATH names, in its order, damaged ones too."""
+    return tuple(entry for entry in _entries(environ) if is_one(entry))
+
+
+def _entries(environ: Mapping[str, str]) -> list[str]:
+    """As Python takes them: an empty entry is the working directory."""
+    value = environ.get("PYTHONPATH", "")
+    return [entry or "." for entry in value.split(os.pathsep)] if value else []
+
+
+def is_one(folder: str) -> bool:
+    """Whether a folder is an overlay, or was one before something was taken from it."""
+    if os.path.isfile(f"{folder}/{MANIFEST}"):
+        return True
+    try:
+        with open(f"{folder}/{HOOK}", "rb") as stream:
+            return _MARK in stream.read()
+    except OSError:
+        return os.path.isdir(f"{folder}/{FILES}")
+
+
+def unfit(folder: str, environ: Mapping[str, str]) -> str:
+    """Why an overlay that PYTHONPATH names is refused for how it is named, or ""."""
+    found = {os.path.realpath(entry): entry for entry in named(environ)}
+    if len(found) > 1:
+        return f"PYTHONPATH names several overlays: {', '.join(found)}"
+    real = os.path.realpath(folder)
+    given = [entry for entry in _entries(environ) if os.path.realpath(entry) == real]
+    if given and not any(os.path.isabs(entry) for entry in given):
+        return f"PYTHONPATH names it by a relative path ({given[0]}): give the absolute one"
+    return ""
 
 
 def pythonpath(environ: Mapping[str, str], overlay: os.PathLike[str] | None) -> str:

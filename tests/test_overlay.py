@@ -721,6 +721,57 @@ def test_apply_says_what_an_active_overlay_hides(mine: Overlaid) -> None:
     assert place.json("revert", "--all", env=mine.environ)["exit"] == 0 and place.is_pristine()
 
 
+@pytest.mark.parametrize("case", OVERLAY)
+def test_apply_does_not_go_by_an_equal_digest_alone(mine: Overlaid, case: str) -> None:
+    mine.place.ok(BUNDLE, "--verify", "bytes")
+    OVERLAY[case][0](mine)
+    for verb, exit_code in (("apply", 3), ("status", 1), ("verify", 1)):
+        names = (BUNDLE,) if verb == "apply" else ()
+        document = mine.place.json(verb, *names, env=mine.environ)
+        assert document["exit"] == exit_code, (verb, document["problems"])
+        if verb == "apply":
+            assert kinds(document) == {"overlay-active"}, document["problems"]
+            assert str(mine.folder) in str(document["problems"])
+
+
+def test_apply_looks_underneath_an_overlay_of_an_equal_digest(mine: Overlaid) -> None:
+    edit(mine.place.package / "v1/worker.py", b"work", b"Work")
+    document = mine.place.json(BUNDLE, "--verify", "bytes", env=mine.environ)
+    assert document["exit"] == 3 and kinds(document) == {"overlay-active"}
+    assert "vllm/v1/worker.py" in document["problems"][0]["what"]
+
+
+@pytest.mark.parametrize("second", ["another", "a damaged one"])
+def test_two_on_the_path_are_found_out(mine: Overlaid, tmp_path: Path, second: str) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(mine.folder, other)
+    if second != "another":
+        (other / "overlay.json").unlink()
+    both = {"PYTHONPATH": f"{mine.folder}:{other}"}
+    for verb, exit_code in (("apply", 3), ("status", 1), ("verify", 1)):
+        names = (BUNDLE,) if verb == "apply" else ()
+        document = mine.place.json(verb, *names, env=both)
+        told = [problem["what"] for problem in document["problems"]]
+        assert document["exit"] == exit_code, (verb, told)
+        assert f"PYTHONPATH names several overlays: {mine.folder}, {other}" in told
+
+
+@pytest.mark.parametrize("entry", ["overlay", "", "."])
+def test_a_relative_entry_is_refused(mine: Overlaid, entry: str) -> None:
+    """A child with another working directory would run without it."""
+    cwd = mine.folder.parent if entry == "overlay" else mine.folder
+    env = {"PYTHONPATH": f"/nothing:{entry}"}
+    told = mine.refuses("-c", CAUGHT, env=env, cwd=cwd)
+    assert f"give the absolute path {mine.folder}" in told
+    for verb, exit_code in (("apply", 3), ("status", 1), ("verify", 1)):
+        names = (BUNDLE,) if verb == "apply" else ()
+        document = mine.place.json(verb, *names, env=env, cwd=cwd)
+        assert document["exit"] == exit_code, (verb, document["problems"])
+        assert "by a relative path" in document["problems"][0]["what"]
+    env = {"PYTHONPATH": f"{entry}:{mine.folder}"}
+    assert mine.says("-c", SHORT, env=env, cwd=cwd).startswith("True")
+
+
 def test_a_foreign_file_that_was_accepted_stays_so(tmp_path: Path) -> None:
     place = places.environment(tmp_path / "env")
     core = place.package / "core.py"

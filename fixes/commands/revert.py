@@ -61,7 +61,7 @@ def _planned(here: Session, found: Look, options: argparse.Namespace) -> Plan:
         *([] if found.state else _unknown(here, plan, removed)),
         *standing.unaccounted(here, found, plan),
         *look.interruption(here, found),
-        *overlaid.hiding(here, plan, only_refusing=True),
+        *overlaid.hiding(here, found, plan, only_refusing=True),
         *standing.expectation(options.expect_digest, plan.digest(here.releases)),
     ]
     if problems:
