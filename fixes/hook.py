@@ -161,9 +161,33 @@ class Finder:
         for path, known in self._manifest["relied"].items():
             if path.startswith(f"{top}/") and _sha256(data := _read(f"{site}/{path}")) != known:
                 wrong.append(f"{site}/{path}: {_is(data)}, expected {known[:12]}")
+        beside = f"{about['dist_info']}/fixes-applied.json" if about["dist_info"] else ""
+        wrong += self._beside(
+            top, site, f"{site}/{beside}" if beside else f"{root}/_fixes_applied.json"
+        )
         if wrong:
             refuse(wrong, root)
         self._roots[top] = root
+
+    def _beside(self, top: str, site: str, state: str) -> list[str]:
+        """Fixes in place in files that this overlay does not hold: no digest would be true."""
+        data = _read(state)
+        if data is None:
+            return []
+        import json
+
+        held = {file["path"] for file in self._files(top)}
+        try:
+            told = [file for file in json.loads(data)["files"] if file["path"] not in held]
+            # The bytes count: the release may have been installed again since.
+            fixed = [f for f in told if _sha256(_read(f"{site}/{f['path']}")) != f["pre"]]
+            names = sorted({name for file in fixed for name in file["fixes"]})
+        except (ValueError, LookupError, TypeError) as error:
+            return [f"{state}, the state of the installed files: {error!r}"]
+        paths = ", ".join(file["path"] for file in fixed)
+        return (
+            [f"{site} is fixed in place as well with {', '.join(names)} ({paths})"] if fixed else []
+        )
 
     def _files(self, top: str) -> list[dict[str, Any]]:
         return [file for file in self._manifest["files"] if file["target"] == top]
@@ -200,6 +224,8 @@ class _Gate:
         self._loader: Any = found.loader
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copy asks before there is a loader
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

@@ -62,6 +62,7 @@ def take(here: Session, found: Look, folder: Path) -> Through:
         hint = "make the overlay anew"
         problems.append(Problem(ExitCode.MISMATCH, "outdated", what, str(folder), hint))
     problems = problems or _over(here, made, folder, hashes)
+    problems += [problem for problem in found.damaged if problem.kind == "damaged-state"]
     seen = dict(found.seen)
     for file in made.files:
         try:

@@ -382,6 +382,12 @@ def test_asking_for_it_is_no_import(mine: Overlaid) -> None:
     mine.refuses("-c", "import importlib.util as u; u.find_spec('vllm.core')")
 
 
+def test_its_loader_can_be_copied(made: Overlaid) -> None:
+    code = "import copy, importlib.util as u; s = u.find_spec('vllm'); "
+    code += "l = copy.copy(s.loader); print(l.is_package('vllm')); import vllm"
+    assert made.says("-c", code) == "True"
+
+
 def test_where_there_is_no_vllm(made: Overlaid) -> None:
     code = "try:\n import vllm\nexcept ModuleNotFoundError as error:\n print(error.name)"
     done = subprocess.run(
@@ -644,6 +650,9 @@ def test_a_checkout_has_one_of_its_own(mine: Overlaid, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     mine.folder, mine.files = folder, folder / overlays.FILES
     assert mine.says("-c", SHORT, cwd=sources).startswith("True")
+    done = places.launch(sys.executable, "apply", "work", *options, *root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is fixed in place as well with work" in mine.refuses("-c", CAUGHT, cwd=sources)
 
 
 def test_it_refuses_to_be_one_of_two(mine: Overlaid, made: Overlaid) -> None:
@@ -704,6 +713,25 @@ def test_it_is_made_over_a_tree_that_has_some(tmp_path: Path) -> None:
     place.ok("revert", "--all")
     assert one.says("-c", SHORT).startswith("True")
     assert place.json("verify", "--overlay", one.folder)["exit"] == 0
+
+
+def test_it_refuses_where_others_are_in_place_in_files_that_it_does_not_hold(
+    tmp_path: Path,
+) -> None:
+    place = places.environment(tmp_path / "env")
+    one = Overlaid(place, tmp_path / "overlay", "begin")
+    place.ok("end", "--verify", "bytes")
+    told = one.refuses()
+    assert f"{place.site} is fixed in place as well with end (" in told and "vllm/open.py" in told
+    assert place.json("status", "--overlay", one.folder)["exit"] == 1
+    # A state is a hint: files of the release are fixed by nothing.
+    state = (place.info / "fixes-applied.json").read_bytes()
+    place.ok("revert", "--all")
+    (place.info / "fixes-applied.json").write_bytes(state)
+    assert one.says("-c", SHORT).startswith("True")
+    (place.info / "fixes-applied.json").write_bytes(b"{}")
+    assert "the state of the installed files" in one.refuses()
+    assert kinds(place.json("status", "--overlay", one.folder)) == {"damaged-state"}
 
 
 def test_apply_says_what_an_active_overlay_hides(mine: Overlaid) -> None:
