@@ -287,6 +287,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _environment(overlay: Path | None) -> dict[str, str]:
     quiet = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    # No probe loads a model, but with the hub offline vLLM looks for the name of one at once.
+    quiet["HF_HUB_OFFLINE"] = "0"
     if overlay or overlays.named(os.environ):
         quiet["PYTHONPATH"] = overlays.pythonpath(os.environ, overlay)
     return quiet

@@ -39,6 +39,14 @@ def answering(answer: str) -> str:
     return f"def probe():\n    import vllm.open\n    fixed = vllm.open.end() == 3\n    {answer}\n"
 
 
+def test_an_offline_hub_is_nothing_to_a_probe(tmp_path: Path) -> None:
+    """vLLM then looks up the name of a model that a probe makes a configuration of."""
+    offline = 'import os\n    offline = os.environ.get("HF_HUB_OFFLINE") == "1"'
+    text = answering(f'{offline}\n    return (0 if fixed and not offline else 1), "offline"')
+    place = with_probe(tmp_path, text)
+    place.ok(BUNDLE, env={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+
+
 FAILING = {
     "the fault is there": 'return 1, "still there"',
     "it cannot tell, undeclared": 'return (77, "no-reason: none") if fixed else (1, "there")',
