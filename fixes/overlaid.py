@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,12 @@ class Through:
     found: Look
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
+
+    def told(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Each file of the overlay that is damaged once: no reinstallation brings it back."""
+        files = self.folder / overlays.FILES
+        bad = {one.where for one in problems if one.kind == "bad-overlay"}
+        return [one for one in problems if one.where in bad or str(files / one.where) not in bad]
 
     def disagreement(self, here: Session, plan: Plan) -> list[Problem]:
         """That with the files underneath it gives something else than it was made to give."""

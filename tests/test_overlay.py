@@ -855,6 +855,15 @@ def test_status_and_verify_name_what_refuses(mine: Overlaid, case: str) -> None:
         assert document["exit"] not in (0, 9), (verb, document["problems"])
 
 
+def test_a_damaged_file_of_it_is_not_to_be_reinstalled(mine: Overlaid) -> None:
+    edit(mine.files / "vllm/core.py", b"helper", b"helpeR")
+    (mine.files / "vllm/open.py").unlink()
+    for verb in ("status", "verify"):
+        document = mine.place.json(verb, "--overlay", mine.folder)
+        assert kinds(document) == {"bad-overlay"} and len(document["problems"]) == 2
+        assert all("make the overlay anew" in one["hint"] for one in document["problems"])
+
+
 def test_bytes_can_be_told_from_what_an_import_finds(mine: Overlaid) -> None:
     shadow(mine)
     document = mine.place.json("verify", "--overlay", mine.folder, "--verify", "bytes")

@@ -55,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
         done.notes += through.notes
         done.problems += [*through.problems, *through.disagreement(here, plan)]
     done.problems += _spoilt(here, plan, done.problems)
+    if through:
+        done.problems = through.told(done.problems)
     done.problems += standing.expectation(options.expect_digest, done.digest)
     level = standing.reached(here, found, done.digest)
     done.level = max(level, Level.BYTES if plan.wanted and not done.problems else level).word

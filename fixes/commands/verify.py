@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if through:
         done.notes += through.notes
         done.problems += [*through.problems, *through.disagreement(here, plan)]
+        done.problems = through.told(done.problems)
     for name in chosen.fixes:
         if name not in plan.present:
             what = f"{name} is not in"
