@@ -62,8 +62,11 @@ class _Parser(argparse.ArgumentParser):
         raise FixesError(Problem(ExitCode.USAGE, "usage", message, hint=hint))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and give its exit code. Never raises and prints no traceback."""
+def main(arguments: Sequence[str] | None = None, sound: Callable[[], bool] = lambda: True) -> int:
+    """Run one command line and give its exit code. Never raises and prints no traceback.
+
+    ``sound`` says whether the file that this package was imported from is still as it was.
+    """
     program = arguments is None
     _open_standard_descriptors()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -80,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TerminatedError:
         return _stopped("terminated", ExitCode.TERMINATED, arguments)
     except Exception as error:
-        code = _internal(arguments, error)
+        code = _internal(arguments, error) if sound() else _failed([_bad_bundle()], arguments)
     for number, handler in before.items():
         # The verdict stands: a program that only has to exit is not to be stopped any more.
         signal.signal(number, signal.SIG_IGN if program else handler)
@@ -253,6 +256,13 @@ def _failed(problems: Sequence[Problem], arguments: list[str]) -> ExitCode:
 def _stopped(word: str, code: ExitCode, arguments: list[str]) -> int:
     what = "what was not complete has been rolled back"
     return _failed([Problem(code, word, what, hint="`status` shows what is in")], arguments)
+
+
+def _bad_bundle() -> Problem:
+    from fixes.catalogue import _ARCHIVE
+
+    what = "is damaged, or was replaced while it ran"
+    return Problem(ExitCode.MISMATCH, "bad-bundle", what, _ARCHIVE, "bring it again")
 
 
 def _internal(arguments: list[str], error: Exception) -> int:

@@ -112,7 +112,7 @@ def test_it_fits_into_a_config_map_with_room(whole: Path) -> None:
     assert len(json.dumps({**document, "binaryData": encoded})) < 1.5 * CONFIG_MAP
 
 
-def test_the_manifest_mounts_what_is_made() -> None:
+def test_the_manifest_mounts_what_is_made(tmp_path: Path) -> None:
     manifest = (CHECKOUT / "kubernetes/zipapp.yaml").read_text("utf-8")
     document = (CHECKOUT / "docs/bundle-and-wheel.md").read_text("utf-8")
     (pod,) = yaml.safe_load_all(manifest)
@@ -125,6 +125,14 @@ def test_the_manifest_mounts_what_is_made() -> None:
     script = container["command"][-1]
     assert f"python3 {mount['mountPath']}/vllm-fixes.pyz --profile v0.30.0 {BUNDLE}" in script
     assert subprocess.run(["sh", "-n", "-c", script]).returncode == 0
+    path = f"{mount['mountPath']}/vllm-fixes.pyz"
+    assert container["command"][:2] == ["sh", "-ec"] and f"\ntest -s {path}\n" in script
+    # What Python says of an empty file is what the script must not believe.
+    (tmp_path / "vllm-fixes.pyz").touch()
+    script = script.replace(mount["mountPath"], str(tmp_path)).replace("exec vllm", "echo vllm")
+    assert subprocess.run([sys.executable, tmp_path / "vllm-fixes.pyz"]).returncode == 0
+    done = subprocess.run(["sh", "-ec", script], stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
@@ -209,7 +217,8 @@ def test_verbs_that_it_has_not_are_named(whole: Path) -> None:
         assert there or done.stderr.startswith(f"usage: {verb}: is not in this bundle\n")
     flags = ("-I", "-S")  # no third-party package, whatever is installed
     done = launch(sys.executable, "wheel", "vllm==0", "x", "--to", "/", launcher=whole, flags=flags)
-    assert done.returncode == 2 and "needs the package" in done.stderr
+    assert done.returncode == 2 and "needs a checkout with '.[maintain]'" in done.stderr
+    assert "give the wheel's file" in done.stderr and "authoring" not in done.stderr
 
 
 def test_chosen_profiles_only(tmp_path: Path) -> None:
@@ -240,6 +249,8 @@ def test_it_starts_by_its_first_line(tmp_path: Path, zipapp: Path) -> None:
 WRONG = {
     "no such profile": (("--profile", "v1"), 2, "no profile 'v1'"),
     "a first line of two": (("--python", "a\nb"), 2, "no interpreter for a first line"),
+    "a return": (("--python", "/bin/python3\r"), 2, "no interpreter for a first line"),
+    "too many bytes": (("--python", "/" + 61 * "\u00e4"), 2, "no interpreter for a first line"),
     "no profiles": (("--profiles", "/"), 2, "does not hold the folders"),
 }
 
@@ -267,6 +278,68 @@ def test_what_is_no_bundle_is_not_replaced(tmp_path: Path, zipapp: Path) -> None
     done = launch(sys.executable, "bundle", "--to", tmp_path / "none/x.pyz", *profile)
     assert done.returncode == 2 and "no such folder" in done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, force: tuple[str, ...]) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    profile = ("--profiles", places.standard().root)
+    done = launch(sys.executable, "bundle", "--to", path, *profile, *force, timeout=60)
+    assert done.returncode == 2 and "is no regular file" in done.stderr
+    assert path.is_fifo()
+
+
+# Damaged, or replaced
+
+
+def bad(done: subprocess.CompletedProcess[str], path: Path) -> None:
+    said = f"bad-bundle: {path}: is damaged, or was replaced while it ran\n    bring it again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
+@pytest.mark.parametrize("name", ["fixes/cli.py", "fixes/plan.py", "fixes/apply_all.py"])
+def test_a_byte_of_it_is_another(zipapp: Path, tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(zipapp) as archive:
+        item = archive.getinfo(name)
+    path, data = tmp_path / "x.pyz", bytearray(zipapp.read_bytes())
+    for place in (item.header_offset, item.header_offset + 60, item.header_offset + 400):
+        data[place] ^= 1
+        path.write_bytes(data)
+        bad(launch(sys.executable, BUNDLE, launcher=path), path)
+        data[place] ^= 1
+    path.write_bytes(data[: len(data) // 2])  # Python takes it for no zip file
+    assert launch(sys.executable, BUNDLE, launcher=path).returncode == 1
+
+
+REPLACING = """
+import runpy, sys
+path = sys.argv[1]
+sys.argv[:] = [path, *sys.argv[2:]]
+import argparse
+real = argparse.ArgumentParser.parse_intermixed_args
+def replaced(*arguments):
+    with open(path, "r+b") as stream:
+        {change}
+    return real(*arguments)
+argparse.ArgumentParser.parse_intermixed_args = replaced
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["stream.truncate(5000)", "stream.write(bytes(2 * stream.seek(0, 2)))", "stream.truncate(0)"],
+)
+def test_it_is_replaced_while_it_runs(zipapp: Path, tmp_path: Path, change: str) -> None:
+    path = tmp_path / "x.pyz"
+    path.write_bytes(zipapp.read_bytes())
+    place = places.unpacked(tmp_path / "tree")
+    start = ("-c", REPLACING.format(change=change), path, BUNDLE, "--tree", place.site)
+    done = subprocess.run([sys.executable, *start], capture_output=True, text=True)
+    assert done.returncode == 1 and "bring it again" in done.stderr, done.stderr
+    assert "bad-bundle: " in done.stderr and "Traceback" not in done.stderr
+    assert place.is_pristine()
 
 
 def test_no_space_leaves_what_was_there(zipapp: Path) -> None:

@@ -22,9 +22,12 @@ _INTERPRETER = "/usr/bin/env python3"
 _PACKAGE = Path(fixes.__file__).parent
 #: What both a bundle's first lines of code and a look at a file know it by.
 _MARK = "fixes/cli.py"
+#: The second line: the sha256 of every byte behind it. Python 3.6 takes no comment in a zip file.
+_SEAL = "# sha256:%s\n"
 _MAIN = b'''\
 """Starts the package that lies in this file. Parses on Python 3.6, which gets a sentence."""
 
+import hashlib
 import os
 import sys
 
@@ -32,14 +35,40 @@ import sys
 __file__ = os.path.abspath(__file__)
 sys.path[0] = os.path.dirname(__file__)
 
-from fixes.apply_all import too_old  # noqa: E402
 
-if too_old():
-    os._exit(2)
+def seal():
+    """The sha256 in the second line; nothing if it is not of the bytes behind that line."""
+    try:
+        with open(sys.path[0], "rb") as stream:
+            _, told, data = stream.read().split(b"\\n", 2)
+    except (OSError, ValueError):
+        return b""
+    return told if told == b"# sha256:" + hashlib.sha256(data).hexdigest().encode() else b""
 
-from fixes.cli import main  # noqa: E402
 
-os._exit(main())
+ARCHIVE, SEAL = sys.path[0], seal()
+
+
+def run():
+    """Its exit code. Nothing is imported from a file that is not as it was made."""
+    if SEAL:
+        try:
+            from fixes.apply_all import too_old
+
+            if too_old():
+                return 2
+            from fixes.cli import main
+
+            return main(sound=lambda: seal() == SEAL)
+        except Exception:
+            if seal() == SEAL:
+                raise
+    what = "bad-bundle: %s: is damaged, or was replaced while it ran\\n    bring it again\\n"
+    os.write(2, (what % ARCHIVE).encode("utf-8", "backslashreplace"))
+    return 1
+
+
+os._exit(run())
 '''
 
 
@@ -73,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
     Raises FixesError: ``unknown-profile``, ``no-lock``, ``stale-lock``; USAGE for a file that is
     no bundle or a first line that cannot be; CANNOT_WRITE.
     """
-    if "\n" in options.python or len(options.python) > 120:  # the kernel reads 127 bytes of it
+    # The kernel reads 127 bytes of the line, and takes a "\r" for a part of the name.
+    long = len(os.fsencode(options.python)) > 120
+    if long or any(mark in options.python for mark in "\r\n\0"):
         what = "is no interpreter for a first line"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, "--python"))
     root = catalogue.find(options.profiles)
@@ -84,11 +115,18 @@ def run(options: argparse.Namespace) -> int:
     _replaceable(options.to, options.force)
     with outfile.replacing(options.to, 0o777) as stream:
         stream.write(b"#!%s\n" % os.fsencode(options.python))
+        line = stream.tell()
+        stream.write((_SEAL % ("0" * 64)).encode())
+        start = stream.tell()
         archive = Writer(stream)
         for name in sorted(content):
             archive.add(name, content[name])
         archive.finish()
         size = stream.tell()
+        stream.seek(start)
+        seal = hashlib.sha256(stream.read()).hexdigest()
+        stream.seek(line)
+        stream.write((_SEAL % seal).encode())
         stream.seek(0)
         sha256 = hashlib.sha256(stream.read()).hexdigest()
     made = {"file": str(options.to), "bytes": size, "sha256": sha256, "profiles": list(profiles)}
@@ -151,14 +189,17 @@ def _abouts(root: Catalogue) -> Iterator[Path]:
 
 
 def _replaceable(path: Path, force: bool) -> None:
-    """Raises FixesError for what is there already and is no bundle, and for a folder."""
+    """Raises FixesError for what is there already and is no bundle, or no regular file."""
     if path.is_dir():
         what = "is a folder"
+    elif path.exists() and not path.is_file():
+        what = "is no regular file"
     elif force or not os.path.lexists(path) or _is_bundle(path):
         return
     else:
         what = "is there and is no bundle"
-    hint = "name another file" if path.is_dir() else "name another file, or --force replaces it"
+    replaceable = what == "is there and is no bundle"
+    hint = "name another file, or --force replaces it" if replaceable else "name another file"
     raise FixesError(Problem(ExitCode.USAGE, "usage", what, str(path), hint))
 
 

@@ -82,8 +82,10 @@ def _found(options: argparse.Namespace) -> Path:
     try:
         from fixes.authoring.wheels import default_cache, open_wheel
     except ImportError as error:
-        what = f"needs the package {error.name} to download"
-        hint = "download it by `pip download --no-deps`, and give the file"
+        ours = str(error.name).startswith("fixes.")  # a bundle has no such part
+        needed = "a checkout with '.[maintain]'" if ours else f"the package {error.name}"
+        what = f"needs {needed} to download"
+        hint = "give the wheel's file, from `pip download --no-deps`"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, "wheel", hint)) from None
     fetched = open_wheel(options.wheel, options.cache or default_cache())
     fetched.archive.close()
