@@ -124,7 +124,7 @@ def test_parity_says_what_it_needs(python: Path) -> None:
     done = run(python, "parity", "http://127.0.0.1:9")
     assert done.returncode == 2
     assert "needs the package httpx, matplotlib, numpy, rich" in done.stderr
-    assert "pip install 'vllm-fixes[parity]'" in done.stderr
+    assert "pip install '.[parity]'" in done.stderr
 
 
 @pytest.mark.wheels

@@ -544,4 +544,4 @@ def test_without_its_packages_it_says_what_it_needs(
     document = run("http://127.0.0.1:9")
     (problem,) = document["problems"]
     assert document["exit"] == 2 and problem["what"] == "needs the package httpx"
-    assert "vllm-fixes[parity]" in problem["hint"]
+    assert "pip install '.[parity]'" in problem["hint"]
