@@ -24,7 +24,8 @@ from .server import Replica, Server
 
 pytestmark = pytest.mark.e2e
 PROGRAM = str(CHECKOUT / "apply_all.py")
-TOKEN = {"VLLM_FIXES_TOKEN": "the token of a test's replica"}
+# The probe of external-lb-nnodes breaks where the hub is offline; the model is a folder anyway.
+VARIABLES = {"VLLM_FIXES_TOKEN": "the token of a test's replica", "HF_HUB_OFFLINE": "0"}
 STARTED, ENDED = 11, 12
 TOGETHER = 10  # seconds within which all nodes end once one has
 STOPPED = 30  # the same for a stop, which lets requests end
@@ -35,7 +36,9 @@ def node(host: Host, environment: Path, logs: Path, *options: str) -> Server:
     rank = str(HOSTS.index(host))
     entry = (PROGRAM, "launch", "--rank", rank, "--nnodes", "2", "--head-ip", LEADER.address)
     entry = (*entry, "--interface", lab.INTERFACE, *options, "--")
-    return Server(host, environment, (), logs / f"{host.name}.log", entry, TOKEN)
+    folder = logs / host.name  # what `Server` puts beside the log is of one release
+    folder.mkdir()
+    return Server(host, environment, (), folder / "launch.log", entry, VARIABLES)
 
 
 @contextlib.contextmanager
