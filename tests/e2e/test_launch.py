@@ -24,8 +24,7 @@ from .server import Replica, Server
 
 pytestmark = pytest.mark.e2e
 PROGRAM = str(CHECKOUT / "apply_all.py")
-# The probe of external-lb-nnodes breaks where the hub is offline; the model is a folder anyway.
-VARIABLES = {"VLLM_FIXES_TOKEN": "the token of a test's replica", "HF_HUB_OFFLINE": "0"}
+TOKEN = {"VLLM_FIXES_TOKEN": "the token of a test's replica"}
 STARTED, ENDED = 11, 12
 TOGETHER = 10  # seconds within which all nodes end once one has
 STOPPED = 30  # the same for a stop, which lets requests end
@@ -40,7 +39,7 @@ def node(
     entry = (*entry, "--interface", lab.INTERFACE, *options, "--")
     folder = logs / host.name  # what `Server` puts beside the log is of one release
     folder.mkdir()
-    return Server(host, environment, (), folder / "launch.log", entry, VARIABLES, model)
+    return Server(host, environment, (), folder / "launch.log", entry, TOKEN, model)
 
 
 @contextlib.contextmanager
