@@ -112,10 +112,11 @@ def until(condition: Callable[[], object], limit: float) -> float:
     return time.monotonic() - start
 
 
-def runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not reaped does not."""
+def runs(pid: int, folder: Path) -> bool:
+    """Whether a process of an engine runs. Its number alone may be another one's by now."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        mark = f"STANDIN={folder}".encode()
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
@@ -234,7 +235,9 @@ class Replica:
 
     def left(self) -> list[int]:
         """Every process of every engine that still runs."""
-        return [pid for rank in range(self.nnodes) for pid in self.pids(rank) if runs(pid)]
+        return [
+            pid for rank in range(self.nnodes) for pid in self.pids(rank) if runs(pid, self.folder)
+        ]
 
     def gone(self, limit: float = 10) -> None:
         """Wait until no process of any engine is left."""
