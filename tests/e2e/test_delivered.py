@@ -86,6 +86,7 @@ def test_from_one_file_to_the_last_level(
         shutil.rmtree(copy)
 
 
+@pytest.mark.full
 class TestFixedWheel:
     def test_it_is_known_and_proven_where_it_is_installed(
         self, delivered: tuple[Path, str], release: str

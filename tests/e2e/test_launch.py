@@ -22,7 +22,7 @@ from .lab import HOSTS, LEADER, WORKER, Host
 from .scenarios import PROMPTS, SMOKE
 from .server import Replica, Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 PROGRAM = str(CHECKOUT / "apply_all.py")
 TOKEN = {"VLLM_FIXES_TOKEN": "the token of a test's replica"}
 STARTED, ENDED = 11, 12
@@ -130,7 +130,6 @@ def test_a_replica_serves_and_an_idle_one_ends_when_a_nodes_engine_is_killed(
     assert causes(pair) == [killed, killed]
 
 
-@pytest.mark.full
 def test_answers_are_those_of_one_stage_and_a_clean_stop_ends_with_0(
     pair: Replica, reference: Reference, record: Record
 ) -> None:
@@ -140,7 +139,6 @@ def test_answers_are_those_of_one_stage_and_a_clean_stop_ends_with_0(
     record("launch, clean stop of the head: both ended", end_together(pair, 0, STOPPED))
 
 
-@pytest.mark.full
 def test_tensor_parallelism_over_two_nodes(fixed: Path, logs: Path) -> None:
     with launched(fixed, logs, "-tp", "2", "-pp", "1", model="qwen3-moe") as pair:
         reply = pair.leader.complete(PROMPTS[0], 8).result()
@@ -156,7 +154,6 @@ KILLED = [
 ]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("which", "name"), KILLED)
 def test_any_killed_process_ends_both_nodes(
     pair: Replica, record: Record, which: str, name: str
@@ -172,7 +169,6 @@ def test_any_killed_process_ends_both_nodes(
         assert one.process.wait() == (-signal.SIGKILL if killed else ENDED), one.text()[-3000:]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("which", ["leader", "worker"])
 def test_a_stopped_worker_process_ends_both_nodes(
     pair: Replica, record: Record, which: str
@@ -184,13 +180,11 @@ def test_a_stopped_worker_process_ends_both_nodes(
     assert all("is stopped, and hangs" in cause for cause in causes(pair))
 
 
-@pytest.mark.full
 def test_a_power_cut_ends_both_nodes(pair: Replica, record: Record) -> None:
     lab.cut()
     record("launch, power cut, idle: both ended", end_together(pair, ENDED, TOGETHER))
 
 
-@pytest.mark.full
 def test_a_node_of_another_release_is_refused_before_a_model_is_loaded(
     fixed: Path, logs: Path, record: Record
 ) -> None:

@@ -21,7 +21,7 @@ from .cases import ACCEPTED, BF16, NGRAM
 from .conftest import CHECKOUT, Record
 from .server import PORT, STAGES, Replica, Server, replica
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 # Little of everything: what is shown is that each part works against an engine.
 LITTLE = (
     *("--greedy", "3", "--answer-tokens", "16", "--at-once", "3", "--positions", "600"),
@@ -130,7 +130,6 @@ class TestTwoNodes:
         assert document["parts"]["speed"]["rows"]["figures"]
         assert "<svg" in page.read_text("utf-8")
 
-    @pytest.mark.full
     def test_answer_as_one_does_in_the_whole_table(
         self, pair: tuple[Server, Replica], record: Record, tmp_path: Path, release: str
     ) -> None:
@@ -145,7 +144,6 @@ class TestTwoNodes:
         assert row["positions"] == row["agreeing"] == 8400
         results.keep(release, "scenarios", "parity, the whole table", row["nll"])
 
-    @pytest.mark.full
     def test_that_end_in_the_middle_are_no_equal(self, pair: tuple[Server, Replica]) -> None:
         one, two = pair
         before = two.leader.text().count("/v1/completions")
@@ -184,7 +182,6 @@ def scaled(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "other",
     [
@@ -211,7 +208,6 @@ def test_another_engine_is_found(
     results.keep(release, "scenarios", f"parity, {other.name}", document["reasons"])
 
 
-@pytest.mark.full
 def test_drafts_change_no_token(
     baseline: Callable[[], contextlib.AbstractContextManager[Server]],
     environment: Callable[..., Path],
