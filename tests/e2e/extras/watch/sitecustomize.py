@@ -31,6 +31,12 @@ def told(module):
     }
 
 
+def complete(name):
+    """Whether a module is loaded, and not just being imported."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
 def watch(folder):
     (overlay,) = (f for f in sys.meta_path if hasattr(f, "vllm_fixes_overlay"))
     place = overlay.vllm_fixes_overlay
@@ -41,7 +47,9 @@ def watch(folder):
         time.sleep(1)
         if "vllm" not in sys.modules:
             continue
-        loaded = {name: sys.modules[name] for name in names if name in sys.modules}
+        loaded = {name: sys.modules[name] for name in names if complete(name)}
+        if not loaded:
+            continue
         command = Path("/proc/self/cmdline").read_bytes().decode()
         known = {
             "overlay": place,
