@@ -93,6 +93,11 @@ def of(executable: str) -> Environment:
     return Environment(path, dotted, cache_tag, prefix, paths)
 
 
+def interpreter(executable: str) -> str:
+    """Where another interpreter is, whatever the working directory. Raises as ``of`` does."""
+    return of(executable).executable or executable
+
+
 def neutral(paths: list[str], pythonpath: str) -> tuple[str, ...]:
     """A running interpreter's search path as it would be elsewhere.
 

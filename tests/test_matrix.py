@@ -161,7 +161,7 @@ def test_the_matrix_of_a_github_job(sound):
         (("--releases", "v9"), 2, "no profile 'v9'"),
         (("--fix", "nothing"), 2, "has no fix nothing"),
         (("--write", __file__), 2, "test_matrix.py"),
-        (("--python", "/nowhere/python"), 3, "python-failed: /nowhere/python: cannot be run"),
+        (("--python", "/nowhere/python"), 2, "/nowhere/python: no such executable file"),
         (("--python", "/bin/false"), 3, "python-failed: /bin/false: ended with 1 and"),
         (("--python", "/bin/true"), 3, "python-failed: /bin/true: ended with 0 and"),
         (("--jobs", "-3"), 2, "'-3' is no number from 1 on"),

@@ -781,3 +781,20 @@ def test_the_locks_are_what_the_published_wheels_give(profile):
     parser = ArgumentParser()
     command.add_arguments(parser)
     assert command.run(parser.parse_args(["--check", "--profile", profile])) == 0
+
+
+@pytest.mark.parametrize(
+    ("python", "code", "said"),
+    [
+        ("/nowhere/python", 2, "/nowhere/python: no such executable file"),
+        ("/bin/false", 3, "python-failed: /bin/false: ended with 1 and"),
+    ],
+)
+def test_an_interpreter_that_is_none_is_named_before_anything_is_resolved(python, code, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "fixes", "lock", "--profile", "v0.30.0", "--python", python],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code and said in done.stderr and not done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fixes import catalogue, cli, lockfile
 from fixes.catalogue import Catalogue
+from fixes.environment import interpreter
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.lock import Lock
 
@@ -53,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in authored.profiles()]
     if unknown:
         raise FixesError(*(authored.no_lock(name) for name in unknown))
+    if options.python:
+        options.python = interpreter(options.python)
     problems: list[Problem] = []
     outcomes = []
     for name in dict.fromkeys(names):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fixes import catalogue, cli, report
 from fixes.catalogue import Catalogue
+from fixes.environment import interpreter
 from fixes.errors import ExitCode, FixesError, Problem, worst
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _try(
             report.emit(line + "\n", error=True)
 
     cache = options.cache or default_cache()
-    matrix = Matrix(authored, cache, _executable(options.python), options.fix, options.jobs, say)
+    matrix = Matrix(authored, cache, interpreter(options.python), options.fix, options.jobs, say)
     names = matrix.chosen(names)
     environment = matrix.environment()
     releases: list[Release] = []
@@ -129,11 +128,6 @@ def _try(
             document = _merged(authored, written, releases)
             _put(options.write, results.dump(document).encode())
     return releases, problems
-
-
-def _executable(python: str) -> str:
-    """Where an interpreter is, whatever the working directory; not resolved: a venv is a link."""
-    return os.path.abspath(shutil.which(python) or python)
 
 
 def _merged(authored: Catalogue, old: dict[str, Any], releases: list[Release]) -> dict[str, Any]:
