@@ -7,14 +7,19 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import standin
 from places import Place
 from standin import TOKEN, Replica, until
+
+from fixes.launch import health
 
 STARTED, ENDED = 11, 12
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -482,6 +487,52 @@ def test_a_replica_that_makes_no_tokens_is_not_ready(pair: Replica) -> None:
     assert done.returncode == 1 and "no completion of one token" in done.stderr
     assert time.monotonic() - start < 5.5
     assert pair.probe("live", 0).returncode == 0
+
+
+SQUATTER = """
+import os, socket, sys
+os.setuid(65534)
+made = socket.socket(socket.AF_UNIX)
+made.bind("\\0vllm-fixes-launch/" + sys.argv[1])
+made.listen()
+print("listening", flush=True)
+while True:
+    asking, _ = made.accept()
+    asking.sendall(b'{"why": ""}\\n')
+    asking.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_cannot_answer_for_a_launcher(pair: Replica) -> None:
+    """On the host's network everybody can make such sockets."""
+    command = [sys.executable, "-c", SQUATTER, f"{pair.port}/0/0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as squatter:
+        assert squatter.stdout and squatter.stdout.readline()
+        try:
+            assert "no such launcher here, of this user" in pair.probe("live", 0).stderr
+            pair.up()
+            assert pair.probe("live", 0).stdout == "live\n"
+            os.kill(pair.pid(0, "main"), signal.SIGKILL)
+            pair.nodes[0].ends(ENDED)
+            assert pair.probe("live", 0).returncode == 1
+        finally:
+            squatter.kill()
+
+
+def test_many_probes_at_once(pair: Replica) -> None:
+    """And some that connect and ask nothing."""
+    pair.up()
+    until(lambda: pair.probe("ready", 0).returncode == 0, 20)
+    with contextlib.ExitStack() as stack:
+        for name in health._launchers():
+            if f"/{pair.port}/0/" in name:
+                for _ in range(20):
+                    silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    silent.connect(f"\0{name}")
+        with ThreadPoolExecutor(100) as pool:
+            asked = [pool.submit(health.ask, "ready", 0, pair.port, 4.5) for _ in range(100)]
+        assert {one.result() for one in asked} == {""}
 
 
 def test_one_node_needs_no_token(place: Place, tmp_path: Path) -> None:

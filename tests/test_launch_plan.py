@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from release import CHECKOUT, environ, launch
 
 from fixes.errors import FixesError
-from fixes.launch import address, devices, facts, group, model, plan, preflight, wire
+from fixes.launch import address, devices, facts, group, health, model, plan, preflight, wire
 from fixes.launch.group import Asked, Group
 from fixes.launch.model import Identity
 from fixes.launch.plan import Settings
@@ -429,6 +429,16 @@ def test_every_fact_counts() -> None:
     assert len(one) == 12
     for name in one:
         assert facts.differences([("a", one), ("b", {**one, name: "other"})]), name
+
+
+# Probes
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"null", b"[" * 100_000, b"\xff", b'{"data": [1]}'])
+def test_an_answer_that_is_none_of_vllms(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(health, "_ask", lambda *asked: (200, body))
+    said = health.complete(health.Endpoint("127.0.0.1", 1, False, ""))
+    assert said.startswith("no completion of one token: ")
 
 
 # The wire

@@ -1,15 +1,22 @@
 """Health: what an exec probe asks a running launcher, over a socket that leaves no file.
 
 The socket's name is in Linux's abstract namespace, which belongs to the network namespace: a
-probe in the same pod finds it, nothing outside does, and it is gone with the launcher.
+probe in the same pod finds it, nothing outside does, and it is gone with the launcher. On the
+host's network others can make such names too, and connect: so the kernel is asked who is at
+the other end (SO_PEERCRED, unix(7)), and whoever is another user is nobody.
+The name ends with a random part: it cannot be taken in advance.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import secrets
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -20,7 +27,7 @@ from fixes.launch.plan import Settings, option
 PREFIX = "vllm-fixes-launch/"
 #: Seconds for a completion: the whole answer is to be there within 5.
 COMPLETION = 4.0
-_ASKERS = 8
+_ASKERS = 256
 
 Check = Callable[[], str]
 
@@ -61,7 +68,9 @@ def complete(where: Endpoint) -> str:
         if status != 200:
             return f"a completion of one token ended with {status}"
         return "" if json.loads(body)["choices"] else "a completion of one token came back empty"
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+    except (LookupError, TypeError, RecursionError):
+        return "no completion of one token: the answer is none of vLLM's"
+    except (OSError, HTTPException, ValueError) as error:
         return f"no completion of one token: {error or type(error).__name__}"
 
 
@@ -90,7 +99,7 @@ class Health:
     def __init__(
         self, rank: int, port: int, alive: Callable[[str], str], complete: Check | None
     ) -> None:
-        self._name = f"\0{PREFIX}{port}/{rank}"
+        self._name = f"\0{PREFIX}{port}/{rank}/{secrets.token_hex(4)}"
         self._alive, self._complete = alive, complete
         self._asked: asyncio.Future[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,7 +123,7 @@ class Health:
             self._server.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= _ASKERS:
+        if len(self._tasks) >= _ASKERS or not _is_trusted(writer.get_extra_info("socket")):
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
@@ -147,21 +156,49 @@ class Health:
 
 def ask(what: str, rank: int | None, port: int | None, timeout: float) -> str:
     """Ask the launcher in this network namespace; why it is not well, or nothing."""
-    names = [name for name in _launchers() if _matches(name, rank, port)]
-    if not names:
-        return "no launcher is running here" if not _launchers() else "no such launcher here"
-    if len(names) > 1:
-        return f"several launchers here: {', '.join(names)}; choose by --rank and --watch-port"
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            asking.settimeout(timeout)
-            asking.connect("\0" + names[0])
-            asking.sendall(what.encode() + b"\n")
-            with asking.makefile("rb") as answer:
-                said: dict[str, Any] = json.loads(answer.readline(65536))
-    except (OSError, ValueError) as error:
-        return f"the launcher does not answer: {error or type(error).__name__}"
+    there = _launchers()
+    with contextlib.ExitStack() as stack:
+        reached = {}
+        for name in there:
+            if _matches(name, rank, port) and (connection := _reach(name)):
+                reached[name] = stack.enter_context(connection)
+        if not reached:
+            return "no such launcher here, of this user" if there else "no launcher is running here"
+        if len(reached) > 1:
+            names = ", ".join(reached)
+            return f"several launchers here: {names}; choose by --rank and --watch-port"
+        (connection,) = reached.values()
+        try:
+            return _question(connection, what, timeout)
+        except (OSError, ValueError) as error:
+            return f"the launcher does not answer: {error or type(error).__name__}"
+
+
+def _question(connection: socket.socket, what: str, timeout: float) -> str:
+    connection.settimeout(timeout)
+    connection.sendall(what.encode() + b"\n")
+    with connection.makefile("rb") as answer:
+        said: dict[str, Any] = json.loads(answer.readline(65536))
     return str(said.get("why", "the launcher says nothing"))
+
+
+def _reach(name: str) -> socket.socket | None:
+    """A connection to a launcher; none where it is not of this user, or takes none."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)  # one whose queue is full is not waited for
+    with contextlib.suppress(OSError):
+        connection.connect("\0" + name)
+        if _is_trusted(connection):
+            return connection
+    connection.close()
+    return None
+
+
+def _is_trusted(connection: socket.socket) -> bool:
+    """Whether the process at the other end is of the same user."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", peer)
+    return bool(user == os.geteuid())
 
 
 def _launchers() -> list[str]:
@@ -176,5 +213,5 @@ def _launchers() -> list[str]:
 
 
 def _matches(name: str, rank: int | None, port: int | None) -> bool:
-    its_port, _, its_rank = name.removeprefix(PREFIX).partition("/")
+    its_port, its_rank, _ = f"{name.removeprefix(PREFIX)}//".split("/", 2)
     return str(port or its_port) == its_port and str(its_rank if rank is None else rank) == its_rank
