@@ -52,6 +52,15 @@ def child(name, daemon):
     time.sleep(600)
     os._exit(0)
 
+def run_away():
+    if os.fork():
+        return
+    os.setsid()
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends and not os.fork():
+        pass
+    os._exit(0)
+
 def stop(number, frame):
     if mode == "stubborn":
         return
@@ -85,6 +94,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 signal.signal(signal.SIGTERM, stop)
 child("child", False)
 child("daemon", True)
+if mode == "runs away":
+    run_away()
 with open(f"{{folder}}/{{rank}}.json", "w") as stream:
     json.dump({{"arguments": sys.argv[1:], "environment": dict(os.environ)}}, stream)
 note("main")

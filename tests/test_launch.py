@@ -183,6 +183,30 @@ def test_a_killed_keeper_leaves_nothing(pair: Replica, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_and_its_keeper_killed_at_once(pair: Replica, rank: int) -> None:
+    """As `pkill -9 -f launch` does: the engine gets SIGTERM from the kernel."""
+    nodes = pair.up()
+    stat = Path(f"/proc/{pair.pid(rank, 'main')}/stat").read_text()
+    for pid in (nodes[rank].process.pid, int(stat.rpartition(")")[2].split()[1])):
+        os.kill(pid, signal.SIGKILL)
+    nodes[1 - rank].ends(ENDED)
+    until(lambda: (pair.folder / f"{rank}.stopped").exists(), 5)
+
+
+def test_a_process_that_forks_and_ends_all_the_time_is_caught(place: Place, tmp_path: Path) -> None:
+    with standin.replica(place, tmp_path, STANDIN_MODE="runs away") as pair:
+        nodes = pair.up()
+        nodes[0].send(signal.SIGTERM)
+        for node in nodes:
+            node.ends(0)
+        mark = f"STANDIN={pair.folder}".encode()
+        for _ in range(10):
+            for path in Path("/proc").glob("[0-9]*/environ"):
+                with contextlib.suppress(OSError):
+                    assert mark not in path.read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_launcher_is_missed(pair: Replica, rank: int) -> None:
     nodes = pair.up()
     nodes[rank].send(signal.SIGSTOP)

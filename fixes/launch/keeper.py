@@ -37,8 +37,8 @@ _TURN = 0.1
 class Keeper:
     """The launcher's side: one order at a time, and what the keeper says."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid, self.connection = pid, connection
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
         self._writer: asyncio.StreamWriter | None = None
         self._running = False
 
@@ -89,10 +89,9 @@ def start() -> Keeper:
     """Fork the keeper."""
     processes.adopt_orphans()
     ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid:
+    if os.fork():
         theirs.close()
-        return Keeper(pid, ours)
+        return Keeper(ours)
     code = 1
     try:
         ours.close()
@@ -195,15 +194,17 @@ class _Kept:
 
 def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Start a command in a session and group of its own, with signals as they are by default."""
+    keeper = os.getpid()
     pid = os.fork()
-    return pid or _become(command, environment)
+    return pid or _become(command, environment, keeper)
 
 
-def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def _become(command: Sequence[str], environment: Mapping[str, str], keeper: int) -> NoReturn:
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
+        processes.end_with(keeper)  # it may be killed together with the launcher
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.execvpe(command[0], list(command), dict(environment))

@@ -8,7 +8,10 @@ import signal
 import time
 from typing import NamedTuple
 
-_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
+#: Looks at the children for each listing of /proc.
+_CHASES = 100
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -24,6 +27,13 @@ class Process(NamedTuple):
 def adopt_orphans() -> None:
     """Have every process that loses its parent below this one become a child of this one."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with(parent: int) -> None:
+    """Have this process get SIGTERM when its parent ends, also after an exec."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def below(root: int) -> list[Process]:
@@ -57,25 +67,47 @@ def reap() -> dict[int, int]:
 def end_all(limit: float = 10.0) -> dict[int, int]:
     """SIGKILL whatever is below this process until nothing is; what was reaped meanwhile.
 
-    A process that the kernel does not let go of (in an operation of a driver) is left after
-    ``limit`` seconds.
+    A listing of /proc comes too late for a process that forks and ends all the time: each of
+    them is a child of this one for a moment, and is chased as that. That none is left is the
+    kernel's word. A process that it does not let go of (in an operation of a
+    driver) is left after ``limit`` seconds.
     """
     ended: dict[int, int] = {}
     deadline = time.monotonic() + limit
-    while alive := [one for one in below(os.getpid()) if one.state != "Z"]:
-        for process in alive:
-            send(process.pid, signal.SIGKILL)
+    while _has_children() and time.monotonic() < deadline:
+        for process in below(os.getpid()):
+            if process.state != "Z":
+                send(process.pid, signal.SIGKILL)
+        for _ in range(_CHASES):
+            for pid in _children():
+                send(pid, signal.SIGKILL)
         ended |= reap()
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    return ended | reap()
+        time.sleep(0.001)
+    return ended
 
 
-def send(pid: int, number: int, *, group: bool = False) -> None:
-    """Send a signal to a process, or to its group; one that has ended already is no error."""
+def _children() -> list[int]:
+    """The children of this process, where the kernel lists them (CONFIG_PROC_CHILDREN)."""
     try:
-        (os.killpg if group else os.kill)(pid, number)
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as stream:
+            return [int(pid) for pid in stream.read().split()]
+    except OSError:
+        return []
+
+
+def _has_children() -> bool:
+    """Whether any child is there; what lost its parent below this process is one, too."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process; one that has ended already is no error."""
+    try:
+        os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return
 
