@@ -41,7 +41,7 @@ async def measured(url: str) -> Any:
         asked = [endpoint.stream(COMPLETIONS, body) for _ in range(STREAMS)]
         with uncollected():
             reads = await asyncio.gather(*asked)
-    return speed.Round("server", STREAMS, 1, tuple(timeline(one, TOKENS) for one in reads))
+    return speed.Round("server", STREAMS, 1, tuple(timeline(one, TOKENS, 3) for one in reads))
 
 
 def main() -> None:

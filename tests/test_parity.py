@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,31 +70,52 @@ def test_events_do_not_depend_on_how_they_are_read(cuts: list[int], end: bytes) 
 
 def test_an_event_is_as_late_as_its_last_part() -> None:
     first, second = event([1]), event([2, 3])
-    found = sse.timeline(reads(first[:9], first[9:] + second, DONE), 3)
+    found = sse.timeline(reads(first[:9], first[9:] + second, DONE), 3, 0)
     assert found.arrivals == (Arrival(2.0, 1), Arrival(2.0, 2))
     assert found.counted == "ids" and found.most == 2
 
 
 def test_tokens_are_counted_and_not_chunks() -> None:
-    by_usage = sse.timeline(reads(event(None, 3), event(None, 4), event(None, 8), DONE), 8)
+    by_usage = sse.timeline(reads(event(None, 3), event(None, 4), event(None, 8), DONE), 8, 0)
     assert [arrival.tokens for arrival in by_usage.arrivals] == [3, 1, 4]
     assert by_usage.counted == "usage"
     total = b'data: {"choices": [], "usage": {"completion_tokens": 6}}\n\n'
-    spread = sse.timeline(reads(event(None), event(None), event(None), total, DONE), 6)
+    spread = sse.timeline(reads(event(None), event(None), event(None), total, DONE), 6, 0)
     assert spread.counted == "total" and spread.tokens == 6
     with pytest.raises(FaultError) as caught:
-        sse.timeline(reads(event(None), event(None), DONE), 2)
+        sse.timeline(reads(event(None), event(None), DONE), 2, 0)
     assert caught.value.fault.kind is Kind.NO_COUNTS
 
 
 def test_an_event_without_a_token_is_no_arrival() -> None:
-    found = sse.timeline(reads(event([]), event([1]), event([2]), DONE), 2)
+    found = sse.timeline(reads(event([]), event([1]), event([2]), DONE), 2, 0)
     assert [arrival.time for arrival in found.arrivals] == [2.0, 3.0]
+
+
+def test_a_total_that_does_not_divide_evenly_is_whole() -> None:
+    total = b'data: {"choices": [], "usage": {"completion_tokens": 128}}\n\n'
+    for chunks in range(1, 129):
+        found = sse.timeline(reads(*[event(None)] * chunks, total, DONE), 128, 0)
+        assert found.tokens == 128
+
+
+def test_an_error_that_is_null_is_none() -> None:
+    chunk = b'data: {"error": null, "choices": [{"text": "a", "token_ids": [1]}]}\n\n'
+    assert sse.timeline(reads(chunk, DONE), 1, 0).tokens == 1
 
 
 @pytest.mark.parametrize(
     "stream, kind",
     [
+        ((event([1, 2, 3]), DONE), Kind.MALFORMED),
+        ((event([1, 2], 200), DONE), Kind.MALFORMED),
+        ((event(None, 200), DONE), Kind.MALFORMED),
+        ((event(None, 2), event(None, 1), DONE), Kind.MALFORMED),
+        ((event(None, "2"), DONE), Kind.MALFORMED),  # type: ignore[arg-type]
+        ((b'data: {"choices": "x"}\n\n', DONE), Kind.MALFORMED),
+        ((b'data: {"choices": [], "usage": [2]}\n\n', DONE), Kind.MALFORMED),
+        ((b"data: " + b"[" * 200_000 + b"\n\n", DONE), Kind.MALFORMED),
+        ((b'data: {"usage": {"prompt_tokens": 2}}\n\n', DONE), Kind.OTHER_PROMPT),
         ((event([1, 2]),), Kind.CUT_SHORT),
         ((event([1]), DONE), Kind.ENDED_EARLY),
         ((event([1, 2]), b'data: {"error": {"message": "dead"}}\n\n', DONE), Kind.SERVER_ERROR),
@@ -103,7 +127,7 @@ def test_an_event_without_a_token_is_no_arrival() -> None:
 )
 def test_a_stream_that_is_not_whole_is_none(stream: tuple[bytes, ...], kind: Kind) -> None:
     with pytest.raises(FaultError) as caught:
-        sse.timeline(reads(*stream), 2)
+        sse.timeline(reads(*stream), 2, 3)
     assert caught.value.fault.kind is kind
 
 
@@ -158,6 +182,73 @@ def test_what_is_no_completion(document: object) -> None:
     assert caught.value.fault.kind is Kind.MALFORMED
 
 
+Change = Callable[[Any], object]
+
+
+def completion() -> Any:
+    """Two tokens after a prompt of two, told in every way."""
+    likely = [{"token_id:7": -0.5, "token_id:8": -1.5}, {"token_id:9": -0.1, "token_id:4": -3.0}]
+    return {
+        "choices": [
+            {
+                "token_ids": [7, 9],
+                "prompt_logprobs": [None, {"2": {"logprob": -4.0}, "5": {"logprob": -1.0}}],
+                "logprobs": {"tokens": ["token_id:7", "token_id:9"], "top_logprobs": likely},
+            }
+        ],
+        "usage": {"prompt_tokens": 2},
+    }
+
+
+UNKNOWN: dict[str, tuple[Change, Kind]] = {
+    "an id as text": (lambda c: c.update(token_ids=["7", "9"]), Kind.MALFORMED),
+    "ids as one text": (lambda c: c.update(token_ids="79"), Kind.MALFORMED),
+    "ids that are always 0": (lambda c: c.update(token_ids=[0, 0]), Kind.MALFORMED),
+    "names that are numbers": (lambda c: c["logprobs"].update(tokens=[7, 9]), Kind.MALFORMED),
+    "tops that are lists": (
+        lambda c: c["logprobs"].update(top_logprobs=[[1], [2]]),
+        Kind.MALFORMED,
+    ),
+    **{
+        f"a log-probability {value!r}": (
+            lambda c, value=value: c["logprobs"]["top_logprobs"][1].update({"token_id:4": value}),
+            Kind.NO_LOGPROBS,
+        )
+        for value in (math.nan, -math.inf, None, "-3.0", True)
+    },
+    "a log-probability beyond any": (
+        lambda c: c["logprobs"]["top_logprobs"][1].update({"token_id:4": -(10**400)}),
+        Kind.MALFORMED,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_is_not_known_is_no_answer(case: str) -> None:
+    change, kind = UNKNOWN[case]
+    assert answers.generated(completion(), [1, 2], 2).tokens == (7, 9)
+    document = completion()
+    change(document["choices"][0])
+    with pytest.raises(FaultError) as caught:
+        answers.generated(document, [1, 2], 2)
+    assert caught.value.fault.kind is kind
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, None, "-1.0"])
+def test_a_position_that_is_not_known_is_none(value: object) -> None:
+    assert len(answers.prompted(completion(), [1, 2])) == 1
+    document = completion()
+    document["choices"][0]["prompt_logprobs"][1]["5"]["logprob"] = value
+    with pytest.raises(FaultError) as caught:
+        answers.prompted(document, [1, 2])
+    assert caught.value.fault.kind is Kind.NO_PROMPT_LOGPROBS
+
+
+def test_an_error_with_status_200_is_the_servers() -> None:
+    with pytest.raises(FaultError, match=r'server-error: with status 200: "dead"'):
+        answers.generated({"error": {"message": "dead"}}, [1], 1)
+
+
 # Comparing
 
 
@@ -179,6 +270,8 @@ def test_the_noise_decides_what_a_divergence_is() -> None:
     near = answer((5, -0.1, 6, -2.0), (8, -0.22, 7, -0.27), (1, -0.1, 2, -4.0))
     assert comparing.pair("q", PLAIN, near, Noise(0.05)).likeness is Likeness.WITHIN_NOISE
     assert comparing.pair("q", PLAIN, near, Noise(0.04)).likeness is Likeness.DIFFERENT
+    sure = answer((5, -0.1, 6, -2.0), (8, -0.01, 7, -5.0))  # what it prefers, it prefers by far
+    assert comparing.pair("q", PLAIN, sure, Noise(0.05)).likeness is Likeness.DIFFERENT
     third = answer((5, -0.1, 6, -2.0), (3, -0.22, 7, -0.27))
     assert comparing.pair("q", PLAIN, third, Noise(0.05)).likeness is Likeness.DIFFERENT
 
@@ -197,8 +290,17 @@ def test_noise_is_the_largest_change_before_answers_part() -> None:
     assert comparing.noise([], 0.2, floor=0.3).gap == pytest.approx(0.6)
 
 
+def test_tokens_that_only_one_of_two_tells_are_noise() -> None:
+    """Token 5 has -0.1 in one, and at most -2 in the other."""
+    one, other = answer((5, -0.1, 6, -2.0)), answer((7, -0.1, 8, -2.0))
+    assert comparing.noise([(one, other)]).logprob == pytest.approx(1.9)
+    assert comparing.noise([(one, one)]).logprob == 0
+
+
 def positions(nll: list[float], top: list[int], gap: float = 1.0) -> Positions:
-    return Positions(np.array(nll), np.array(top), np.full(len(nll), gap))
+    """At every position the tokens 1 to 9 are likely; all but the top one are behind by the gap."""
+    likely = tuple({token: -0.1 - gap * (token != one) for token in range(1, 10)} for one in top)
+    return Positions(np.array(nll), np.array(top), np.full(len(nll), gap), likely)
 
 
 def test_agreement_over_texts_that_both_have() -> None:
@@ -211,6 +313,7 @@ def test_agreement_over_texts_that_both_have() -> None:
     assert found.differing[0].place == 2 and found.differing[0].tokens == (5, 7)
     assert forced.agreement(one, other, Noise(0.6)).different == 0
     assert forced.agreement(one, other, Noise(0.6)).close == 3
+    assert forced.agreement(one, {"a": positions([1.0, 2.0], [4, 99])}, Noise(0.6)).different == 1
     assert math.isnan(forced.agreement({}, other, QUIET).nll[0])
     assert forced.profile(one, other).tolist() == [0.0, 0.5, 0.0]
 
@@ -219,7 +322,8 @@ def test_agreement_over_texts_that_both_have() -> None:
 
 
 def timeline(*arrivals: tuple[float, float]) -> Timeline:
-    return Timeline(0.0, tuple(Arrival(*one) for one in arrivals), "ids", 1)
+    tokens = sum(count for _, count in arrivals)
+    return Timeline(0.0, tuple(Arrival(*one) for one in arrivals), int(tokens), "ids")
 
 
 def test_rates_begin_after_the_first_chunk() -> None:
@@ -391,6 +495,75 @@ def test_an_unsteady_baseline_proves_nothing() -> None:
     shaken = answer((5, -0.9, 6, -2.0), (7, -0.2, 8, -0.3), (9, -0.1, 4, -4.0))
     found = judge(measured(baseline=PLAIN, candidate=PLAIN, control=shaken), LIMITS, True)
     assert found.status is Status.INCOMPLETE and "ceiling" in found.reasons[0]
+
+
+def test_a_baseline_that_parts_from_itself_is_not_identical() -> None:
+    """The candidate agrees with the baseline; the control does not."""
+    own = answer((5, -0.1, 6, -2.0), (8, -0.24, 7, -0.26), (9, -0.1, 4, -4.0))
+    found = judge(measured(baseline=PLAIN, candidate=PLAIN, control=own), LIMITS, True)
+    assert found.status is Status.WITHIN_NOISE
+    assert found.reasons == ["greedy: cold: 1 of 1 of the baseline's answers part from its own"]
+    alone = judge(measured(baseline=PLAIN, control=own), LIMITS, False)
+    assert alone.status is Status.MEASURED and alone.reasons == found.reasons
+    stopped = Answer(PLAIN.tokens[:2], PLAIN.tops[:2], "")
+    found = judge(measured(baseline=PLAIN, candidate=PLAIN, control=stopped), LIMITS, True)
+    assert found.status is Status.INCOMPLETE and "part beyond its noise" in found.reasons[0]
+
+
+def forced_of(**legs: Positions) -> Measured:
+    return Measured(forced={leg: {"a": one} for leg, one in legs.items()}, asked={"forced": 2})
+
+
+def test_forced_is_identical_only_where_nothing_differs() -> None:
+    plain = positions([1.0, 2.0], [4, 5])
+    assert (
+        judge(forced_of(baseline=plain, candidate=plain, control=plain), LIMITS, True).reasons == []
+    )
+    shifted = positions([1.00001, 2.0], [4, 5])
+    found = judge(forced_of(baseline=plain, candidate=shifted, control=plain), LIMITS, True)
+    assert found.status is Status.WITHIN_NOISE and "differs by 1e-05" in found.reasons[0]
+    found = judge(forced_of(baseline=plain, candidate=plain, control=shifted), LIMITS, True)
+    assert found.status is Status.WITHIN_NOISE and "from itself by 1e-05" in found.reasons[0]
+    turned = positions([1.0, 2.0], [4, 6])
+    found = judge(forced_of(baseline=plain, candidate=plain, control=turned), LIMITS, True)
+    assert found.status is Status.INCOMPLETE and "own likeliest token" in found.reasons[0]
+
+
+NEEDLE = needles.Needle(1000, 0.5, "Arden", "amber-1234")
+TOLD, MISSED = Answer((), (), " amber-1234."), Answer((), (), " nothing")
+
+
+@pytest.mark.parametrize(
+    "baseline, control, candidate, status, reason",
+    [
+        (TOLD, TOLD, TOLD, Status.IDENTICAL, ""),
+        (TOLD, TOLD, MISSED, Status.DIFFERENT, "lost what the baseline found"),
+        (MISSED, MISSED, TOLD, Status.WITHIN_NOISE, "found what the baseline did not"),
+        (TOLD, MISSED, MISSED, Status.WITHIN_NOISE, "only once of two times"),
+        (TOLD, MISSED, TOLD, Status.WITHIN_NOISE, "only once of two times"),
+        (MISSED, MISSED, MISSED, Status.MEASURED, "the baseline finds none"),
+    ],
+)
+def test_needles_are_identical_only_where_there_is_one_to_lose(
+    baseline: Answer, control: Answer, candidate: Answer, status: Status, reason: str
+) -> None:
+    legs = {BASELINE: baseline, CONTROL: control, CANDIDATE: candidate}
+    found = Measured(
+        needles=[NEEDLE],
+        needled={leg: {NEEDLE.name: one} for leg, one in legs.items()},
+        asked={"needles": 1},
+    )
+    (part,) = [one for one in judge(found, LIMITS, True).parts if one.name == "needles"]
+    assert part.status is status and reason in "".join(part.reasons)
+
+
+def test_a_rate_that_is_not_known_is_not_below_a_threshold() -> None:
+    limits = replace(LIMITS, speed_min_decode_ratio=0.5)
+    rounds = [
+        speed.Round(leg, 1, 1, (timeline((1.0, 8)),)) for leg in (BASELINE, CANDIDATE, CONTROL)
+    ]
+    found = judge(Measured(rounds=rounds, asked={"speed": 1}), limits, True)
+    assert found.status is Status.INCOMPLETE and "all tokens came at once" in found.reasons[0]
 
 
 def test_within_the_noise_is_not_called_identical() -> None:

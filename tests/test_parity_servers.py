@@ -70,6 +70,7 @@ def test_two_servers_that_are_the_same(run: Run) -> None:
         for row in document["parts"]["greedy"]["rows"][leg]:
             assert len(row["pairs"]) == 3 and row["state"] in ("cold", "warm")
     (needles,) = document["parts"]["needles"]["rows"]["candidate"]
+    assert not needles["lost"] and not needles["gained"] and not needles["unsteady"]
     assert needles["found"] == {"baseline": 2, "candidate": 2, "control": 2}
     figures = document["parts"]["speed"]["rows"]["figures"]
     assert {(one["streams"], one["leg"]) for one in figures} == {

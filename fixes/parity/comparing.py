@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,10 +71,8 @@ def pair(question: str, one: Answer, other: Answer, noise: Noise) -> Pair:
 
 
 def divergence(one: Answer, other: Answer, noise: Noise) -> Divergence | None:
-    """The first place where the tokens are not the same.
-
-    Within the noise: the other's token is the baseline's second, which lies so close behind
-    the first that the baseline itself could turn them round.
+    """The first place where the tokens are not the same; what is not known there makes it a
+    difference.
     """
     place = parting(one, other)
     if place is None:
@@ -87,10 +85,24 @@ def divergence(one: Answer, other: Answer, noise: Noise) -> Divergence | None:
         return Divergence(place, (ends[0], ends[1]), nothing, (None, None), Likeness.DIFFERENT)
     mine, others = one.tokens[place], other.tokens[place]
     here, there = dict(one.tops[place]), dict(other.tops[place])
-    second = others in here and one.gap(place) <= noise.gap
-    likeness = Likeness.WITHIN_NOISE if second and noise.gap else Likeness.DIFFERENT
+    near = close((here, others), (there, mine), noise)
+    likeness = Likeness.WITHIN_NOISE if near else Likeness.DIFFERENT
     told = (here.get(mine), there.get(mine), here.get(others), there.get(others))
     return Divergence(place, (mine, others), told, (one.gap(place), other.gap(place)), likeness)
+
+
+def close(
+    one: tuple[Mapping[int, float], int], other: tuple[Mapping[int, float], int], noise: Noise
+) -> bool:
+    """Whether the noise can turn round what two legs hold for the likeliest token of a place.
+
+    Each leg comes with the log-probabilities of its likely tokens, and with the token that the
+    other leg holds for the likeliest: neither may lie further behind than the noise reaches.
+    """
+    return noise.gap > 0 and all(
+        token in likely and max(likely.values()) - likely[token] <= noise.gap
+        for likely, token in (one, other)
+    )
 
 
 def parting(one: Answer, other: Answer) -> int | None:
@@ -110,12 +122,15 @@ def changes(one: Answer, other: Answer) -> Iterator[float]:
     place = parting(one, other)
     last = len(one.tops) if place is None else place + 1
     for mine, others in zip(one.tops[:last], other.tops[:last], strict=False):
-        there = dict(others)
-        for token, value in mine:
-            if token in there and token >= 0:
-                yield abs(value - there[token])
-        if mine[0][0] < 0:  # the texts of tokens are not told apart: the likeliest alone
+        if mine[0][0] < 0 or others[0][0] < 0:  # the texts of tokens are not told apart
             yield abs(mine[0][1] - others[0][1])
+            continue
+        here, there = dict(mine), dict(others)
+        yield from (abs(here[token] - there[token]) for token in here if token in there)
+        # One that the other does not tell is no likelier there than the last that it tells.
+        for told, by in ((here, there), (there, here)):
+            least = min(by.values())
+            yield from (value - least for token, value in told.items() if token not in by)
 
 
 def noise(pairs: Iterable[tuple[Answer, Answer]], *others: float, floor: float = 0.0) -> Noise:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 
@@ -49,3 +52,21 @@ class FaultError(Exception):
     def __init__(self, kind: Kind, what: str) -> None:
         super().__init__(f"{kind.value}: {what}")
         self.fault = Fault(kind, what)
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """What is read meanwhile is a server's: where it is not of the form that it must have, that is
+    the server's fault and not ours. Raises FaultError: malformed.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, ArithmeticError, TypeError, ValueError) as error:
+        what = f"what it answers has another form than it must ({error})"
+        raise FaultError(Kind.MALFORMED, what) from None
+
+
+def message(error: object) -> str:
+    """The message in an error object of vLLM or OpenAI, or whatever stands in its place."""
+    said = error.get("message", error) if isinstance(error, dict) else error
+    return json.dumps(said) if said else ""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fixes.parity.answers import Floats, Positions
-from fixes.parity.comparing import Noise
+from fixes.parity.comparing import Noise, close
+from fixes.parity.greedy import LIKELIEST
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def body(tokens: Sequence[int]) -> dict[str, object]:
         "prompt": list(tokens),
         "max_tokens": 1,
         "temperature": 0,
-        "prompt_logprobs": 2,
+        "prompt_logprobs": LIKELIEST,
         "return_token_ids": True,
     }
 
@@ -62,7 +63,7 @@ def echoing(tokens: Sequence[int]) -> dict[str, object]:
         "max_tokens": 1,
         "temperature": 0,
         "echo": True,
-        "logprobs": 2,
+        "logprobs": LIKELIEST,
         "return_tokens_as_token_ids": True,
     }
 
@@ -73,7 +74,7 @@ def agreement(
     """Compare two legs text by text. ``close`` counts leads that the noise can turn round."""
     shared = [name for name in one if name in other]
     differing: list[Place] = []
-    count = agreeing = close = 0
+    count = agreeing = near = 0
     largest, largest_at = 0.0, None
     for name in shared:
         mine, others = one[name], other[name]
@@ -83,14 +84,16 @@ def agreement(
             largest, largest_at = float(apart[worst]), (name, worst + 1)
         count += len(mine)
         agreeing += int((mine.top == others.top).sum())
-        close += int((mine.gap < noise.gap).sum())
+        near += int((mine.gap <= noise.gap).sum()) if noise.gap else 0
         for place in np.flatnonzero(mine.top != others.top):
             gaps = (float(mine.gap[place]), float(others.gap[place]))
             tokens = (int(mine.top[place]), int(others.top[place]))
-            near = bool(noise.gap) and max(gaps) <= noise.gap
-            differing.append(Place(name, int(place) + 1, tokens, gaps, near))
+            turned = close(
+                (mine.likely[place], tokens[1]), (others.likely[place], tokens[0]), noise
+            )
+            differing.append(Place(name, int(place) + 1, tokens, gaps, turned))
     means = (mean(one, shared), mean(other, shared))
-    return Agreement(count, agreeing, means, largest, largest_at, close, tuple(differing))
+    return Agreement(count, agreeing, means, largest, largest_at, near, tuple(differing))
 
 
 def mean(leg: Mapping[str, Positions], names: Sequence[str]) -> float:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fixes.parity.answers import Answer
 from fixes.parity.comparing import Likeness, Noise, Pair, pair
 
+#: How many of the likeliest tokens a server is asked for at each place; no API refuses five.
+LIKELIEST = 5
 #: What a server's own defaults (``--generation-config``) would change of a greedy answer.
 NEUTRAL = {
     "temperature": 0,
@@ -44,12 +46,12 @@ class Row:
 
 
 def body(tokens: Sequence[int], count: int) -> dict[str, object]:
-    """The question: the likeliest tokens, exactly so many, with the two likeliest at each."""
+    """The question: the likeliest tokens, exactly so many, with the next ones at each."""
     return {
         "prompt": list(tokens),
         "max_tokens": count,
         "ignore_eos": True,
-        "logprobs": 2,
+        "logprobs": LIKELIEST,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         **NEUTRAL,

@@ -95,7 +95,7 @@ class Legs:
         endpoint = self.endpoints[leg]
         try:
             reads = await endpoint.stream(COMPLETIONS, self._complete(leg, body, salt))
-            return timeline(reads, int(body["max_tokens"]))
+            return timeline(reads, body["max_tokens"], len(body["prompt"]))
         except FaultError as error:
             await self.note(leg, question, error.fault)
             return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fixes.parity.answers import Answer
+from fixes.parity.legs import BASELINE, CANDIDATE, CONTROL
 
 _TOWNS = ("Arden", "Belmora", "Corvin", "Dunmere", "Estral", "Farrow", "Galway", "Hollin", "Istria")
 _WORDS = ("amber", "basalt", "cobalt", "dahlia", "ember", "fennel", "garnet", "heron", "indigo")
@@ -27,7 +28,7 @@ class Needle:
     @property
     def name(self) -> str:
         """What a report calls it."""
-        return f"{self.tokens} tokens, depth {self.depth:.0%}"
+        return f"{self.tokens} tokens, depth {self.depth:g}"
 
     @property
     def sentence(self) -> str:
@@ -51,12 +52,18 @@ class Needle:
 
 @dataclass(frozen=True)
 class Row:
-    """All needles of one length: how many each leg told, and which only the baseline did."""
+    """All needles of one length: how many each leg told, and which ones not all told alike.
+
+    ``unsteady`` are those that the baseline told once of two times; of the others, ``lost`` are
+    those that the candidate does not tell, and ``gained`` those that only it does.
+    """
 
     tokens: int
     needles: int
     found: Mapping[str, int]
     lost: tuple[str, ...]
+    gained: tuple[str, ...]
+    unsteady: tuple[str, ...]
 
 
 def plan(lengths: Sequence[int], depths: Sequence[float], context: int) -> list[Needle]:
@@ -81,23 +88,31 @@ def haystack(
     return [*hay[:at], *planted, *hay[at:room], *asked]
 
 
-def rows(
-    needles: Sequence[Needle], legs: Mapping[str, Mapping[str, Answer]], baseline: str, other: str
-) -> list[Row]:
+def rows(needles: Sequence[Needle], legs: Mapping[str, Mapping[str, Answer]]) -> list[Row]:
     """Count, for each length, what each leg found, over the needles that all of them answered."""
     shared = [one for one in needles if all(one.name in leg for leg in legs.values())]
-    result = []
-    for length in sorted({needle.tokens for needle in shared}):
-        these = [needle for needle in shared if needle.tokens == length]
-        found = {
-            leg: sum(needle.found_in(answers[needle.name]) for needle in these)
-            for leg, answers in legs.items()
-        }
-        lost = tuple(
-            needle.name
-            for needle in these
-            if needle.found_in(legs[baseline][needle.name])
-            and not needle.found_in(legs[other][needle.name])
-        )
-        result.append(Row(length, len(these), found, lost))
-    return result
+    return [
+        _row(length, [one for one in shared if one.tokens == length], legs)
+        for length in sorted({needle.tokens for needle in shared})
+    ]
+
+
+def _row(tokens: int, these: Sequence[Needle], legs: Mapping[str, Mapping[str, Answer]]) -> Row:
+    told = {
+        leg: {one.name for one in these if one.found_in(answers[one.name])}
+        for leg, answers in legs.items()
+    }
+    once = told[BASELINE] ^ told[CONTROL]
+    other = told.get(CANDIDATE, told[BASELINE])
+
+    def named(names: set[str]) -> tuple[str, ...]:
+        return tuple(one.name for one in these if one.name in names)
+
+    return Row(
+        tokens,
+        len(these),
+        {leg: len(names) for leg, names in told.items()},
+        named(told[BASELINE] - other - once),
+        named(other - told[BASELINE] - once),
+        named(once),
+    )

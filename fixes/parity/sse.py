@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fixes.parity.faults import FaultError, Kind
+from fixes.parity.faults import FaultError, Kind, message, well_formed
 
 _DONE = b"[DONE]"
+#: A chunk: when it came, how many ids it has, and how many tokens its usage tells so far.
+_Chunk = tuple[float, "int | None", "int | None"]
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,18 @@ class Timeline:
     """When the tokens of one stream arrived.
 
     ``counted`` says by what they were counted: ``ids``, ``usage`` with every chunk, or the
-    ``total`` of the usage spread evenly over the chunks. ``most`` is the most in one chunk.
+    ``total`` of the usage spread evenly over the chunks. ``tokens`` are all of them.
     """
 
     started: float
     arrivals: tuple[Arrival, ...]
+    tokens: int
     counted: str
-    most: float
 
     @property
-    def tokens(self) -> float:
-        """All tokens of the stream."""
-        return sum(arrival.tokens for arrival in self.arrivals)
+    def most(self) -> float:
+        """The most tokens that arrived at once."""
+        return max(arrival.tokens for arrival in self.arrivals)
 
 
 def events(reads: Reads) -> Iterator[tuple[float, bytes]]:
@@ -69,23 +71,28 @@ def events(reads: Reads) -> Iterator[tuple[float, bytes]]:
                 data = []
 
 
-def timeline(reads: Reads, asked: int) -> Timeline:
-    """When the tokens arrived, if all that were asked for did.
+@well_formed()
+def timeline(reads: Reads, asked: int, prompt: int) -> Timeline:
+    """When the tokens arrived, if all that were asked for did, after a prompt of so many.
 
     Raises FaultError: a stream that was cut, told of an error, ended early, or does not say how
-    many tokens its chunks hold.
+    many tokens its chunks hold; one that tells two numbers of them, or read another prompt.
     """
-    chunks: list[tuple[float, int | None, int | None]] = []
+    chunks: list[_Chunk] = []
     total, done, finish = None, False, None
     for time, data in events(reads):
         if data.strip() == _DONE:
             done = True
             continue
         document = _parsed(data)
-        if "error" in document:
-            raise FaultError(Kind.SERVER_ERROR, f"in the stream: {json.dumps(document['error'])}")
-        usage = (document.get("usage") or {}).get("completion_tokens")
-        total = usage if usage is not None else total
+        if document.get("error") is not None:
+            raise FaultError(Kind.SERVER_ERROR, f"in the stream: {message(document['error'])}")
+        told = document.get("usage") or {}
+        usage = told.get("completion_tokens")
+        total = _whole(usage, total or 0) if usage is not None else total
+        if told.get("prompt_tokens", prompt) != prompt:
+            what = f"it has read {told['prompt_tokens']} tokens, not the {prompt} that were sent"
+            raise FaultError(Kind.OTHER_PROMPT, what)
         for choice in document.get("choices") or ():
             finish = choice.get("finish_reason") or finish
             ids = choice.get("token_ids")
@@ -93,36 +100,46 @@ def timeline(reads: Reads, asked: int) -> Timeline:
                 chunks.append((time, None if ids is None else len(ids), usage))
     if not done:
         raise FaultError(Kind.CUT_SHORT, f"the stream ended without {_DONE.decode()}")
-    found, counted = _counts(chunks, total)
-    arrivals = tuple(Arrival(time, count) for time, count in found if count)
-    tokens = sum(arrival.tokens for arrival in arrivals)
+    arrivals, tokens, counted = _counts(chunks, total)
     if tokens < asked:
-        what = f"{tokens:g} tokens of {asked}, finish_reason {finish}"
+        what = f"{tokens} tokens of {asked}, finish_reason {finish}"
         raise FaultError(Kind.ENDED_EARLY, what)
-    most = max(arrival.tokens for arrival in arrivals)
-    return Timeline(reads.started, arrivals, counted, most)
+    if tokens > asked or total not in (None, tokens):
+        what = f"its {counted} tells {tokens} tokens of {asked}, its last usage {total}"
+        raise FaultError(Kind.MALFORMED, what)
+    return Timeline(reads.started, tuple(one for one in arrivals if one.tokens), tokens, counted)
 
 
-def _counts(
-    chunks: list[tuple[float, int | None, int | None]], total: int | None
-) -> tuple[list[tuple[float, float]], str]:
-    """How many tokens each chunk holds; never one because it is one chunk."""
+def _counts(chunks: list[_Chunk], total: int | None) -> tuple[list[Arrival], int, str]:
+    """How many tokens each chunk holds, and all; never one because it is one chunk."""
     if all(ids is not None for _, ids, _ in chunks):
-        return [(time, float(ids or 0)) for time, ids, _ in chunks], "ids"
-    if all(usage is not None for _, _, usage in chunks):
-        before = [0, *(usage or 0 for _, _, usage in chunks)]
-        steps = zip(chunks, before[1:], before, strict=False)
-        return [(chunk[0], float(now - then)) for chunk, now, then in steps], "usage"
-    if total is None:
+        counts = [ids or 0 for _, ids, _ in chunks]
+        counted = "ids"
+    elif all(usage is not None for _, _, usage in chunks):
+        so_far = [0, *(usage or 0 for _, _, usage in chunks)]
+        counts = [now - before for now, before in zip(so_far[1:], so_far, strict=False)]
+        counted = "usage"
+    elif total is None:
         what = "its chunks have neither token ids nor usage: they cannot be counted"
         raise FaultError(Kind.NO_COUNTS, what)
-    return [(time, total / len(chunks)) for time, _, _ in chunks], "total"
+    else:
+        return [Arrival(time, total / len(chunks)) for time, _, _ in chunks], total, "total"
+    times = (time for time, _, _ in chunks)
+    arrivals = [Arrival(time, count) for time, count in zip(times, counts, strict=True)]
+    return arrivals, sum(counts), counted
+
+
+def _whole(count: object, least: int) -> int:
+    """A number of tokens so far, which never falls."""
+    if type(count) is not int or count < least:
+        raise FaultError(Kind.MALFORMED, f"its usage tells {count!r} tokens after {least}")
+    return count
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise FaultError(Kind.MALFORMED, f"an event is no JSON object: {data[:60]!r}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from fixes.parity import comparing, forced, greedy, needles, speed
@@ -39,20 +40,29 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All parts, the noise that they were judged by, and what the whole comes to."""
+    """All parts, the noise that they were judged by, and what the whole comes to.
+
+    ``unknown`` is what the preflight had to know of the endpoints and does not.
+    """
 
     status: Status
     noise: Noise
     batch_noise: Noise
     parts: tuple[Part, ...]
+    unknown: tuple[str, ...] = ()
 
     @property
     def reasons(self) -> list[str]:
         """Why: the reasons of all parts that are not simply the same."""
-        return [f"{part.name}: {reason}" for part in self.parts for reason in part.reasons]
+        return [
+            *(f"preflight: {what}" for what in self.unknown),
+            *(f"{part.name}: {reason}" for part in self.parts for reason in part.reasons),
+        ]
 
 
-def judge(measured: Measured, limits: Thresholds, compared: bool) -> Verdict:
+def judge(
+    measured: Measured, limits: Thresholds, compared: bool, unknown: Sequence[str] = ()
+) -> Verdict:
     """Judge every part; ``compared`` says whether there is a candidate."""
     noise = _noise(measured, limits)
     batch = _batch_noise(measured, noise)
@@ -63,7 +73,8 @@ def judge(measured: Measured, limits: Thresholds, compared: bool) -> Verdict:
         _needles(measured, limits, compared),
         _speed(measured, limits, compared),
     )
-    return Verdict(_whole(part.status for part in parts), noise, batch, parts)
+    statuses = [part.status for part in parts] + [Status.INCOMPLETE] * bool(unknown)
+    return Verdict(_whole(statuses), noise, batch, parts, tuple(unknown))
 
 
 def _noise(measured: Measured, limits: Thresholds) -> Noise:
@@ -124,9 +135,19 @@ def _answers(
     near += [
         f"{reason} (the thresholds allow {allowed})" for n, reason in different if n <= allowed
     ]
-    steady = _steady(noise, limits)
+    own = rows[CONTROL]
+    assert isinstance(own, list)
+    unsteady = _steady(noise, limits)
+    for row in own:
+        if row.count(Likeness.DIFFERENT):
+            unsteady = unsteady or f"{row.state}: the baseline's own answers part beyond its noise"
+        elif count := row.count(Likeness.WITHIN_NOISE):
+            near.append(
+                f"{row.state}: {count} of {len(row.pairs)} of the baseline's answers part from"
+                " its own"
+            )
     counts = [len(row.pairs) for found in rows.values() for row in found]  # type: ignore[attr-defined]
-    missing = steady or _missing(name, min(counts, default=0), measured)
+    missing = unsteady or _missing(name, min(counts, default=0), measured)
     return _part(name, measured, rows, beyond, near, compared, missing)
 
 
@@ -187,34 +208,61 @@ def _forced(measured: Measured, noise: Noise, limits: Thresholds, compared: bool
                 f"a log-probability differs by {found.largest:.3g}"
                 f" ({where[0]} at {where[1]}), and in the control by {noise.logprob:.3g}"
             )
+        elif found.largest:
+            near.append(
+                f"a log-probability differs by {found.largest:.3g}, within the noise or the"
+                " thresholds"
+            )
+    unsteady = _steady(noise, limits)
+    if control.different:
+        unsteady = unsteady or (
+            f"the baseline's own likeliest token is another one at {control.different} positions"
+            " beyond its noise"
+        )
+    elif control.differing or control.largest:
+        near.append(
+            f"the baseline differs from itself by {control.largest:.3g} in a log-probability, and"
+            f" in the likeliest token of {len(control.differing)} positions"
+        )
     counts = [each.positions for each in rows.values() if isinstance(each, forced.Agreement)]
-    missing = _steady(noise, limits) or _missing("forced", min(counts), measured)
+    missing = unsteady or _missing("forced", min(counts), measured)
     return _part("forced", measured, rows, beyond, near, compared, missing)
 
 
 def _needles(measured: Measured, limits: Thresholds, compared: bool) -> Part:
     other = CANDIDATE if compared else CONTROL
-    rows: list[needles.Row] = []
-    if measured.needled:
-        rows = needles.rows(measured.needles, measured.needled, BASELINE, other)
+    rows = needles.rows(measured.needles, measured.needled) if measured.needled else []
     lost = [name for row in rows for name in row.lost]
-    beyond = [f"lost what the baseline found: {', '.join(lost)}"] if compared else []
-    if len(lost) <= limits.needles_max_lost:
-        beyond = []
-    near = [f"lost, which the thresholds allow: {', '.join(lost)}"] if lost else []
+    gained = [name for row in rows for name in row.gained]
+    unsteady = [name for row in rows for name in row.unsteady]
+    beyond, near = [], []
+    if len(lost) > limits.needles_max_lost:
+        beyond.append(f"lost what the baseline found: {', '.join(lost)}")
+    elif lost:
+        near.append(f"lost, which the thresholds allow: {', '.join(lost)}")
+    if gained:
+        near.append(f"found what the baseline did not: {', '.join(gained)}")
+    if unsteady:
+        near.append(f"the baseline itself found only once of two times: {', '.join(unsteady)}")
     missing = _missing("needles", sum(row.needles for row in rows), measured)
-    return _part("needles", measured, {other: rows}, beyond, near, compared, missing)
+    part = _part("needles", measured, {other: rows}, beyond, near, compared, missing)
+    if part.status is Status.IDENTICAL and not any(row.found[BASELINE] for row in rows):
+        reason = "the baseline finds none: they say nothing of the candidate"
+        return replace(part, status=Status.MEASURED, reasons=(reason,))
+    return part
 
 
 def _speed(measured: Measured, limits: Thresholds, compared: bool) -> Part:
     found = {leg: speed.ratios(measured.rounds, BASELINE, leg) for leg in _others(compared)}
-    beyond = []
+    beyond, unknown = [], []
     for ratio in found.get(CANDIDATE, []):
         for what, figure, least in (
             ("decode", ratio.decode.median, limits.speed_min_decode_ratio),
             ("aggregate", ratio.aggregate.median, limits.speed_min_aggregate_ratio),
         ):
-            if least and not figure >= least:
+            if least and math.isnan(figure):
+                unknown.append(f"no {what} at {ratio.streams} streams: all tokens came at once")
+            elif least and figure < least:
                 beyond.append(
                     f"{what} at {ratio.streams} streams is {figure:.3f} of the"
                     f" baseline's, below {least:g}"
@@ -222,10 +270,10 @@ def _speed(measured: Measured, limits: Thresholds, compared: bool) -> Part:
     rows = {"figures": speed.figures(measured.rounds), "ratios": found}
     legs = (BASELINE, *_others(compared))
     count = min(sum(one.leg == leg for one in measured.rounds) for leg in legs)
-    missing = _missing("speed", count, measured)
+    missing = _missing("speed", count, measured) or "; ".join(unknown)
     part = _part("speed", measured, rows, beyond, [], compared, missing)
     if part.status is Status.IDENTICAL:  # rates are never identical
-        return Part("speed", Status.MEASURED, part.reasons, rows, part.faults)
+        return replace(part, status=Status.MEASURED)
     return part
 
 
@@ -251,9 +299,10 @@ def _part(
         return Part(name, Status.DIFFERENT, (*beyond, *lacking), rows, faults)
     if lacking:
         return Part(name, Status.INCOMPLETE, tuple(lacking), rows, faults)
-    if near:
-        return Part(name, Status.WITHIN_NOISE, tuple(near), rows, faults)
-    return Part(name, Status.IDENTICAL if compared else Status.MEASURED, (), rows, faults)
+    if not compared:
+        return Part(name, Status.MEASURED, tuple(near), rows, faults)
+    status = Status.WITHIN_NOISE if near else Status.IDENTICAL
+    return Part(name, status, tuple(near), rows, faults)
 
 
 def _times(count: int) -> str:
