@@ -25,8 +25,8 @@ VERBS = {
     "show": ("show", "show everything known about one fix"),
     "explain": ("explain", "find the fixes for what a server's log shows"),
     "launch": ("launch", "run one node of a replica: agree, start, watch, end as one"),
-    "ready": ("ready", "say whether this node of a running replica can serve"),
-    "live": ("live", "say whether this node of a running replica is well"),
+    "ready": ("probe", "say whether this node of a running replica can serve"),
+    "live": ("probe", "say whether this node of a running replica is well"),
     "diff": ("diff", "print what apply would change, as a unified diff"),
     "wheel": ("wheel", "make the fixed wheel of a wheel"),
     "bundle": ("bundle", "pack the tool and profiles into one file that Python runs"),
@@ -135,7 +135,7 @@ def _run(arguments: list[str]) -> int:
         report.emit(parser.format_help())
         return ExitCode.OK
     options = parser.parse_intermixed_args(rest)
-    options.behind = behind
+    options.verb, options.behind = verb, behind
     return command.run(options)
 
 

@@ -586,7 +586,7 @@ def test_the_launcher_needs_the_standard_library_only() -> None:
 
 def test_a_probe_imports_little() -> None:
     """It runs every few seconds."""
-    code = "import sys; from fixes.commands import ready; from fixes.launch import plan; "
+    code = "import sys; from fixes.commands import probe; from fixes.launch import plan; "
     code += (
         "print([m for m in ('fixes.tree', 'fixes.application', 'subprocess') if m in sys.modules])"
     )

@@ -1,4 +1,4 @@
-"""``ready``: whether this node of a running replica can serve (for an exec probe)."""
+"""``ready`` and ``live``: how this node of a running replica is (for an exec probe)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fixes.errors import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
+    """The options of both verbs."""
     from fixes.cli import seconds
 
     parser.add_argument("--rank", type=int, metavar="N", help="of several launchers here")
@@ -23,6 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask the launcher in this network namespace: 0, or MISMATCH with the reason in a line."""
     from fixes.launch import health
 
-    why = health.ask("ready", options.rank, options.watch_port, options.timeout)
-    report.emit(f"not ready: {why}\n" if why else "ready\n", error=bool(why))
+    asked = options.verb
+    why = health.ask(asked, options.rank, options.watch_port, options.timeout)
+    report.emit(f"not {asked}: {why}\n" if why else f"{asked}\n", error=bool(why))
     return ExitCode.MISMATCH if why else ExitCode.OK
