@@ -207,14 +207,14 @@ def test_a_process_that_forks_and_ends_all_the_time_is_caught(place: Place, tmp_
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_launcher_is_missed(pair: Replica, rank: int) -> None:
+def test_a_stopped_launcher_is_missed_and_killed(pair: Replica, rank: int) -> None:
+    """An orchestrator starts nothing anew before it has ended."""
     nodes = pair.up()
     nodes[rank].send(signal.SIGSTOP)
     nodes[1 - rank].ends(ENDED)
     assert f"node {rank} (127.0.0.{rank + 1}): silent for 5 s" in nodes[1 - rank].text()
     pair.gone()
-    nodes[rank].send(signal.SIGCONT)
-    nodes[rank].ends(ENDED)
+    nodes[rank].ends(-signal.SIGKILL)
 
 
 def test_a_stopped_process_of_an_engine_is_noticed(pair: Replica) -> None:

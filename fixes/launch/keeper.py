@@ -2,8 +2,8 @@
 
 It starts the engine's commands, each in a session and process group of its own, adopts what
 they leave behind, and ends all of it when it is told to, or when the launcher is gone or
-silent: even a launcher that was killed leaves no engine. If the keeper itself is killed, the
-launcher, which adopts too, ends what is left.
+silent: even a launcher that was killed leaves no engine, and one that hangs is killed. If the
+keeper itself is killed, the launcher, which adopts too, ends what is left.
 
 The two talk over a socket pair in lines of JSON. It is forked before the launcher has an
 event loop or a thread.
@@ -89,6 +89,7 @@ def start() -> Keeper:
     """Fork the keeper."""
     processes.adopt_orphans()
     ours, theirs = socket.socketpair()
+    launcher = os.getpid()
     if os.fork():
         theirs.close()
         return Keeper(ours)
@@ -99,7 +100,7 @@ def start() -> Keeper:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         processes.adopt_orphans()
-        _Kept(theirs).serve()
+        _Kept(theirs, launcher).serve()
         code = 0
     finally:
         processes.end_all()
@@ -109,8 +110,8 @@ def start() -> Keeper:
 class _Kept:
     """The keeper's own side."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+    def __init__(self, connection: socket.socket, launcher: int) -> None:
+        self.connection, self.launcher = connection, launcher
         self.commands: dict[int, int] = {}  # pid to number
         self.started = False
         self.deadline: float | None = None
@@ -133,8 +134,9 @@ class _Kept:
                 self.told = now
                 self._say(beat=1)
                 self._look(now)
-            if self.started and now - self.heard > SILENCE:
+            if self._silent():
                 self._end(SHORT_GRACE)
+        hung = self.heard if self._silent() else 0.0
         while not self._done():
             time.sleep(_TURN)
             for pid in processes.reap():
@@ -144,6 +146,20 @@ class _Kept:
                 self._say(ended=self.commands.pop(pid), status=status)
         left = [one.pid for one in processes.below(os.getpid()) if one.state != "Z"]
         self._say(empty=1, left=left)
+        if hung:
+            self._kill_launcher(hung + SILENCE + 2 * BEAT)
+
+    def _silent(self) -> bool:
+        return self.started and time.monotonic() - self.heard > SILENCE
+
+    def _kill_launcher(self, not_before: float) -> None:
+        """End a launcher that hangs: nobody else would, and so nothing would start it anew.
+
+        Not before the other nodes have missed it: that is the cause that they are to log.
+        """
+        time.sleep(max(0.0, not_before - time.monotonic()))
+        if os.getppid() == self.launcher:
+            processes.send(self.launcher, signal.SIGKILL)
 
     def _done(self) -> bool:
         """Whether the time to end has come, and every command has, or has had its grace."""
