@@ -181,6 +181,7 @@ class Replica:
     environment: dict[str, str] = field(default_factory=dict)
     before: dict[int, Sequence[str]] = field(default_factory=dict)
     addresses: dict[int, str] = field(default_factory=dict)
+    behind: dict[int, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.port, self.api, self.master = free_port(), free_port(), free_port()
@@ -202,6 +203,7 @@ class Replica:
         command += ["--watch-port", str(self.port), "--master-port", str(self.master)]
         command += ["--profiles", self.place.release.root, "--model", str(self.model), *options]
         command += ["--", "--port", str(self.api), "--host", "127.0.0.1"]
+        command += self.behind.get(rank, ())
         variables = {"STANDIN": str(self.folder), "VLLM_FIXES_TOKEN": TOKEN}
         with log.open("wb") as stream:
             process = subprocess.Popen(

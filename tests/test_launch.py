@@ -252,17 +252,35 @@ def test_an_engine_that_cannot_be_started_ends_every_node(place: Place, tmp_path
         pair.gone(0.5)
 
 
-def test_starting_and_stopping_leaves_nothing(pair: Replica) -> None:
-    for _ in range(5):
-        head, worker = pair.up()
-        head.send(signal.SIGTERM)
-        head.ends(0)
-        worker.ends(0)
-        assert not pair.left()
-        for file in pair.folder.glob("?.*"):
-            file.unlink()
-    names = Path("/proc/net/unix").read_text()
-    assert f"@vllm-fixes-launch/{pair.port}/" not in names
+@pytest.mark.parametrize("cycles", [3, pytest.param(20, marks=[pytest.mark.e2e, pytest.mark.full])])
+def test_starting_and_stopping_leaves_nothing(place: Place, tmp_path: Path, cycles: int) -> None:
+    """No process, no socket and no file."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with standin.replica(place, tmp_path, TMPDIR=str(temporary)) as pair:
+        for _ in range(cycles):
+            head, worker = pair.up()
+            head.send(signal.SIGTERM)
+            head.ends(0)
+            worker.ends(0)
+            assert not [pid for pid in _pids() if standin.runs(pid, tmp_path)]
+            assert not held(pair.port) and not held(pair.api)
+            assert not list(temporary.iterdir())
+            for file in pair.folder.glob("?.*"):
+                file.unlink()
+        names = Path("/proc/net/unix").read_text()
+        assert f"@vllm-fixes-launch/{pair.port}/" not in names
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def held(port: int) -> list[str]:
+    """The sockets of a port that a process has: the kernel's own have no inode."""
+    _, *lines = Path("/proc/net/tcp").read_text().splitlines()
+    words = [line.split() for line in lines]
+    return [word[1] for word in words if f":{port:04X}" in word[1] + word[2] and word[9] != "0"]
 
 
 # Agreement
@@ -306,6 +324,21 @@ def test_other_sizes_are_refused(pair: Replica) -> None:
     for said in refused(pair, "-tp", "2", "-pp", "1"):
         assert "tensor parallel: node 0 (127.0.0.1) has 1, node 1 (127.0.0.2) has 2" in said
         assert "pipeline parallel: node 0 (127.0.0.1) has 2, node 1 (127.0.0.2) has 1" in said
+
+
+def test_other_options_of_the_engine_are_refused(pair: Replica) -> None:
+    pair.behind[1] = ("--dtype", "float16", "--max-model-len=2048")
+    for said in refused(pair, VLLM_PP_LAYER_PARTITION="20,10"):
+        for name, value in (("--dtype", "float16"), ("--max-model-len", "2048")):
+            both = f"option {name}: node 0 (127.0.0.1) has nothing, node 1 (127.0.0.2) has {value}"
+            assert both in said
+        assert "variable VLLM_PP_LAYER_PARTITION: " in said
+        assert "give all nodes the same options and variables" in said
+
+
+def test_options_of_the_server_may_differ(pair: Replica) -> None:
+    pair.behind[0] = ("--api-key", "secret", "--uvicorn-log-level", "error")
+    pair.up()
 
 
 def test_two_nodes_of_one_address_are_refused(pair: Replica) -> None:

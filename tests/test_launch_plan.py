@@ -17,7 +17,18 @@ from hypothesis import strategies as st
 from release import CHECKOUT, environ, launch
 
 from fixes.errors import FixesError
-from fixes.launch import address, devices, facts, group, health, model, plan, preflight, wire
+from fixes.launch import (
+    address,
+    devices,
+    facts,
+    group,
+    health,
+    model,
+    options,
+    plan,
+    preflight,
+    wire,
+)
 from fixes.launch.group import Asked, Group
 from fixes.launch.model import Identity
 from fixes.launch.plan import Settings
@@ -409,8 +420,8 @@ def test_a_model_of_a_repository(tmp_path: Path) -> None:
 
 def test_differences_show_both_sides() -> None:
     versions = {"vLLM": "0.30.0", "Python": "3.12.1", "torch": "2.13.0"}
-    one = facts.gather(versions, "a" * 64, Identity("m", "c" * 64, "w" * 64), made())
-    two = facts.gather(versions, "b" * 64, Identity("m", "", "v" * 64), made())
+    one = facts.gather(versions, "a" * 64, Identity("m", "c" * 64, "w" * 64), made(), {})
+    two = facts.gather(versions, "b" * 64, Identity("m", "", "v" * 64), made(), {})
     known = [("node 0", one), ("node 1", one), ("node 2", two)]
     found = [problem.what for problem in facts.differences(known)]
     assert found == [
@@ -425,10 +436,81 @@ def test_differences_show_both_sides() -> None:
 
 def test_every_fact_counts() -> None:
     versions = {"vLLM": "1", "Python": "1", "torch": "1"}
-    one = facts.gather(versions, "d", Identity("m", "c", "w"), made())
-    assert len(one) == 12
+    one = facts.gather(versions, "d", Identity("m", "c", "w"), made(), {})
+    assert len(one) == 14
     for name in one:
         assert facts.differences([("a", one), ("b", {**one, name: "other"})]), name
+
+
+def shown(*arguments: str, **environment: str) -> dict[str, str]:
+    """What is compared of an engine's options and variables."""
+    return options.compared(arguments, 1, environment)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("--max-model-len", "4096"), ("--max_model_len=4096",)),
+        (("--max-model-len", "1", "--max-model-len", "2"), ("--max-model-len", "2")),
+        (("--seed", "-1", "--enforce-eager"), ("--enforce-eager", "--seed=-1")),
+        (("-O3",), ("-O", "3")),
+        (("-O3",), ("--optimization-level=3",)),
+        (("-q", "fp8"), ("--quantization", "fp8")),
+        (("--no-enable-prefix-caching",), ("--no_enable_prefix_caching",)),
+        (("-sc", '{"a": 1, "b": [2]}'), ("--speculative-config", '{"b":[2],"a":1}')),
+        (("--hf-overrides.rope_scaling.factor", "2"), ("--hf_overrides.rope_scaling.factor", "2")),
+        (("--port", "1", "--api-key", "a", "b", "--host=x"), ()),
+        (("--gpu-memory-utilization", "0.9"), ("--download-dir", "/models")),
+    ],
+)
+def test_options_that_mean_the_same(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert shown(*one) == shown(*other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        (("--max-model-len", "4096"), ("--max-model-len", "2048"), "max-model-len"),
+        (("--kv-cache-dtype", "fp8"), (), "kv-cache-dtype"),
+        (("--enforce-eager",), ("--no-enforce-eager",), "enforce-eager"),
+        (("--seed", "-1"), ("--seed", "-2"), "seed"),
+        (("-sc", '{"num": 3}'), ("-sc", '{"num": 4}'), "speculative-config"),
+        (("-sc", "x" * 300 + "1"), ("-sc", "x" * 300 + "2"), "speculative-config"),
+        (("--hf-overrides.a", "1"), ("--hf-overrides.b", "1"), "hf-overrides.a"),
+    ],
+)
+def test_options_that_differ(one: tuple[str, ...], other: tuple[str, ...], name: str) -> None:
+    known = [("node 0", shown(*one)), ("node 1", shown(*other))]
+    assert known[0][1].keys() | known[1][1].keys() >= {f"option --{name}"}
+    assert f"option --{name}: node 0 has " in facts.differences(known)[0].what
+    assert all(len(value) <= 200 for _, values in known for value in values.values())
+
+
+def test_an_option_that_the_launcher_gives_is_the_same_as_given() -> None:
+    given = options.compared(("--no-async-scheduling",), 2, {})
+    assert given == options.compared((), 2, {}) == {"option --async-scheduling": "no"}
+    assert options.compared(("--async-scheduling",), 2, {}) != given
+    assert not options.compared((), 1, {})
+
+
+def test_a_file_of_options_counts_by_what_it_says(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.yaml", "b.yaml", "c.yaml")]
+    for path, text in zip(paths, ("seed: 1", "seed: 1", "seed: 2"), strict=True):
+        path.write_text(text)
+    one, same, other = (shown("--config", str(path)) for path in paths)
+    assert one == same != other
+
+
+def test_variables_that_change_what_a_stage_does() -> None:
+    told = shown(VLLM_PP_LAYER_PARTITION="20,10", VLLM_HOST_IP="10.0.0.1")
+    assert told == {"variable VLLM_PP_LAYER_PARTITION": "20,10"}
+
+
+def test_under_ray_only_the_head_has_options() -> None:
+    versions = {"vLLM": "1", "Python": "1", "torch": "1"}
+    settings = made(2, engine="ray")
+    told = facts.gather(versions, "d", Identity("m"), settings, {})
+    assert not [name for name in told if name.startswith("option ")]
 
 
 # Probes

@@ -160,7 +160,8 @@ def _launch(options: argparse.Namespace, found: Any, made: Any, env: Any, enviro
         "torch": _version_of("torch", env.paths),
     }
     identity = model.identify(made.model, plan.option(made.arguments, "--revision"), environ)
-    own = link.card(found.rank, here.ip, facts.gather(versions, document["digest"], identity, made))
+    known = facts.gather(versions, document["digest"], identity, made, environ)
+    own = link.card(found.rank, here.ip, known)
     terms = node.Terms(found.head, watch_port, token, deadline, options.grace)
     ending = node.live(made, own, terms, environ, say)
     if ending.code is ExitCode.REPLICA_ENDED:

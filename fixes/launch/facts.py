@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fixes.errors import ExitCode, Problem
+from fixes.launch import options
 from fixes.launch.model import Identity
 from fixes.launch.plan import Settings
 
@@ -24,8 +25,14 @@ _HINTS = {
 _MAY_LACK = ("model config", "model weights")
 
 
-def gather(versions: Facts, digest: str, identity: Identity, made: Settings) -> dict[str, str]:
-    """The facts of a node. ``versions``: vLLM's, Python's and torch's."""
+def gather(
+    versions: Facts, digest: str, identity: Identity, made: Settings, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The facts of a node. ``versions``: vLLM's, Python's and torch's.
+
+    Under Ray only the head has a command line of vLLM; Ray hands its options on.
+    """
+    behind = options.compared(made.arguments, made.pipeline, environ)
     return {
         **versions,
         "fixes": digest,
@@ -37,6 +44,7 @@ def gather(versions: Facts, digest: str, identity: Identity, made: Settings) -> 
         "tensor parallel": str(made.tensor),
         "pipeline parallel": str(made.pipeline),
         "master port": str(made.master_port),
+        **(behind if made.engine != "ray" else {}),
     }
 
 
@@ -53,7 +61,7 @@ def differences(known: Sequence[tuple[str, Facts]]) -> list[Problem]:
             if one == other or (fact in _MAY_LACK and not (one and other)):
                 continue
             what = f"{fact}: {head} has {_shown(one)}, {name} has {_shown(other)}"
-            hint = _HINTS.get(fact, "give all nodes the same options")
+            hint = _HINTS.get(fact, "give all nodes the same options and variables")
             found.append(Problem(ExitCode.NOT_STARTED, "nodes-differ", what, hint=hint))
     return found
 
