@@ -13,30 +13,8 @@ from typing import NoReturn
 
 from fixes import __version__, report
 from fixes.errors import ExitCode, FixesError, Problem, TerminatedError, worst
+from fixes.verbs import VERBS, named
 
-#: Verb -> (module under fixes/commands, one line of help).
-VERBS = {
-    "apply": ("apply", "put fixes in and verify them (the default verb)"),
-    "status": ("status", "say what is in the tree; writes nothing"),
-    "verify": ("verify", "prove that fixes are in, up to a level; writes nothing"),
-    "revert": ("revert", "take fixes out again, byte for byte"),
-    "overlay": ("overlay", "put the fixed files into a folder for PYTHONPATH, the tree unchanged"),
-    "list": ("listing", "list the fixes and bundles of a profile"),
-    "show": ("show", "show everything known about one fix"),
-    "explain": ("explain", "find the fixes for what a server's log shows"),
-    "launch": ("launch", "run one node of a replica: agree, start, watch, end as one"),
-    "ready": ("probe", "say whether this node of a running replica can serve"),
-    "live": ("probe", "say whether this node of a running replica is well"),
-    "diff": ("diff", "print what apply would change, as a unified diff"),
-    "wheel": ("wheel", "make the fixed wheel of a wheel"),
-    "bundle": ("bundle", "pack the tool and profiles into one file that Python runs"),
-    "parity": ("parity", "compare the answers and the speed of two servers"),
-    "pin": ("pin", "pin a plugin without wheels from trees of its releases (maintainers)"),
-    "lock": ("lock", "resolve a profile against the published wheels (maintainers)"),
-    "matrix": ("matrix", "try every fix on every published wheel (maintainers)"),
-}
-#: Verbs that a bundle leaves out: they make what it holds, or need what it must not.
-FROM_A_CHECKOUT = ("bundle", "parity", "pin", "lock", "matrix")
 _LEVELS = ("bytes", "import", "probe")
 
 
@@ -113,14 +91,11 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         report.emit(f"vllm-fixes {__version__}\n")
         return ExitCode.OK
-    verb, rest = "apply", arguments
-    if arguments[0] in VERBS:
-        verb, rest = arguments[0], arguments[1:]
-    about = VERBS[verb][1]
+    verb, rest = named(arguments)
     command = _command(verb)
     parser = _Parser(
         prog=f"vllm-fixes {verb}",
-        description=about,
+        description=VERBS[verb].about,
         formatter_class=_Formatter,
         allow_abbrev=False,
         add_help=False,
@@ -142,7 +117,7 @@ def _run(arguments: list[str]) -> int:
 def _command(verb: str) -> _Command:
     from importlib import import_module
 
-    name = f"fixes.commands.{VERBS[verb][0]}"
+    name = f"fixes.commands.{VERBS[verb].module}"
     try:
         return import_module(name)  # type: ignore[return-value]
     except ModuleNotFoundError as error:
@@ -236,26 +211,30 @@ def _overview() -> str:
     ]
     from importlib.util import find_spec
 
-    here = (verb for verb, (module, _) in VERBS.items() if find_spec(f"fixes.commands.{module}"))
-    lines += [f"  {verb:<8} {VERBS[verb][1]}" for verb in here]
+    here = (name for name, verb in VERBS.items() if find_spec(f"fixes.commands.{verb.module}"))
+    lines += [f"  {name:<8} {VERBS[name].about}" for name in here]
     return "\n".join(lines) + "\n"
 
 
 def _failed(problems: Sequence[Problem], arguments: list[str]) -> ExitCode:
     code = worst(problems)
+    verb, _ = named(arguments)
     if "--json" in arguments:
         from fixes.outcome import Report
 
-        verb = arguments[0] if arguments[0] in VERBS else "apply"
         report.show(Report(verb, problems=list(problems)).document(), as_json=True)
     else:
-        report.complain(problems)
+        report.complain(problems, verb)
     return code
 
 
 def _stopped(word: str, code: ExitCode, arguments: list[str]) -> int:
-    what = "what was not complete has been rolled back"
-    return _failed([Problem(code, word, what, hint="`status` shows what is in")], arguments)
+    verb, _ = named(arguments)
+    problem = Problem(code, word, "ended before it was done")
+    if VERBS[verb].changes:
+        what, hint = "what was not complete has been rolled back", "`status` shows what is in"
+        problem = problem._replace(what=what, hint=hint)
+    return _failed([problem], arguments)
 
 
 def _bad_bundle() -> Problem:
@@ -280,8 +259,9 @@ def _internal(arguments: list[str], error: Exception) -> int:
         f"    arguments: {' '.join(arguments)}",
         f"    {line}",
         *places,
-        "A change that was not complete has been rolled back.",
     ]
+    if VERBS[named(arguments)[0]].changes:
+        lines.append("A change that was not complete has been rolled back.")
     if "--json" in arguments:
         _failed([Problem(ExitCode.INTERNAL, "internal", line, "; ".join(places))], arguments)
     report.emit("\n".join(lines) + "\n", error=True)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from fixes import __version__
 from fixes.errors import ExitCode, Problem, TerminatedError
+from fixes.verbs import VERBS
 
 Document = Mapping[str, Any]
 
@@ -57,7 +58,7 @@ def _show(document: Document, as_json: bool, quiet: bool) -> None:
         emit(text(document, wants_colour(sys.stdout)))
     elif document["digest"]:
         emit(f"level {document['level']}\ndigest sha256:{document['digest']}\n")
-    _complain(document["problems"])
+    _complain(document["problems"], document["verb"])
 
 
 def text(document: Document, colour: bool) -> str:
@@ -103,12 +104,12 @@ def problem_document(problem: Problem) -> dict[str, object]:
     }
 
 
-def complain(problems: Iterable[Problem]) -> None:
-    """Print problems to standard error: what, where, what to do."""
-    _complain([problem_document(problem) for problem in problems])
+def complain(problems: Iterable[Problem], verb: str) -> None:
+    """Print problems of a verb to standard error: what, where, what to do."""
+    _complain([problem_document(problem) for problem in problems], verb)
 
 
-def _complain(problems: Sequence[Document]) -> None:
+def _complain(problems: Sequence[Document], verb: str) -> None:
     colour = wants_colour(sys.stderr)
     for problem in problems:
         place = f"{problem['where']}: " if problem["where"] else ""
@@ -116,7 +117,8 @@ def _complain(problems: Sequence[Document]) -> None:
         emit(f"{label} {place}{problem['what']}\n", error=True)
         if problem["hint"]:
             emit(f"  {_runnable(problem['hint'])}\n", error=True)
-    if problems and not _SILENT & {problem["code"] for problem in problems}:
+    silent = _SILENT & {problem["code"] for problem in problems}
+    if problems and VERBS[verb].changes and not silent:
         emit("Nothing was changed.\n", error=True)
 
 

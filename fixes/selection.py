@@ -182,7 +182,7 @@ def _strangers(bundle: str, lock: Lock, plugins: Mapping[str, str]) -> list[Prob
 def _unknown(name: str, lock: Lock) -> Problem:
     from difflib import get_close_matches
 
-    from fixes.cli import VERBS
+    from fixes.verbs import VERBS
 
     if name in VERBS:
         hint = f"a verb comes first: apply_all.py {name} ..."

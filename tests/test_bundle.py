@@ -20,7 +20,8 @@ import yaml
 from places import Place, by_uv
 from release import BUNDLE, CHECKOUT, FIXED, LAUNCHER, launch
 
-from fixes import catalogue, cli
+from fixes import catalogue
+from fixes.verbs import FROM_A_CHECKOUT, VERBS
 
 PYTHONS = sorted(Path("~/.pyenv/versions").expanduser().glob("3.1[0-9]*/bin/python"))
 #: What a ConfigMap may hold: `ValidateConfigMap` of Kubernetes adds up the values' bytes.
@@ -209,9 +210,9 @@ def test_it_verifies_another_environment(place: Place, zipapp: Path) -> None:
 
 def test_verbs_that_it_has_not_are_named(whole: Path) -> None:
     overview = launch(sys.executable, "--help", launcher=whole).stdout
-    for verb in cli.VERBS:
+    for verb in VERBS:
         done = launch(sys.executable, verb, "--help", launcher=whole)
-        there = verb not in cli.FROM_A_CHECKOUT
+        there = verb not in FROM_A_CHECKOUT
         assert (f"\n  {verb} " in overview) is there
         assert done.returncode == (0 if there else 2), done.stderr
         assert there or done.stderr.startswith(f"usage: {verb}: is not in this bundle\n")

@@ -16,6 +16,7 @@ from release import BUNDLE, CHECKOUT, FIXED, PROFILE, launch
 
 from fixes import cli
 from fixes.errors import PRECEDENCE, ExitCode
+from fixes.verbs import VERBS
 
 
 @pytest.fixture
@@ -105,12 +106,12 @@ def test_words_that_are_wrong(tree: Place, case: str) -> None:
 def given(verb: str) -> list[argparse.Action]:
     """What a verb takes a value for."""
     parser = argparse.ArgumentParser()
-    module = importlib.import_module(f"fixes.commands.{cli.VERBS[verb][0]}")
+    module = importlib.import_module(f"fixes.commands.{VERBS[verb].module}")
     module.add_arguments(parser)
     return [action for action in parser._actions if action.nargs != 0]
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_takes_an_empty_value(verb: str) -> None:
     """Each of them, so that a new option cannot be forgotten."""
     assert given(verb)
@@ -121,6 +122,25 @@ def test_no_verb_takes_an_empty_value(verb: str) -> None:
         assert callable(action.type), f"{verb}: {action.dest}"
         with pytest.raises((argparse.ArgumentTypeError, ValueError)):
             action.type("")
+
+
+CHANGING = {"apply", "revert", "overlay", "launch", "wheel", "bundle", "pin", "lock"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_only_a_verb_that_could_change_something_says_that_it_has_not(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([verb, "--no-such-option"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: ")
+    assert ("Nothing was changed." in err) == (verb in CHANGING)
+
+
+def test_a_report_of_a_verb_that_changes_nothing_does_not_say_so(tree: Place) -> None:
+    done = tree.run("verify", "begin", "--profile", PROFILE)
+    assert done.returncode == 1 and done.stderr.startswith("pending: ")
+    assert "Nothing was changed." not in done.stderr
 
 
 EMPTY = [

@@ -16,10 +16,11 @@ import cache
 import pytest
 from release import launch
 
-from fixes import catalogue, cli, edits, lock, outcome, report
+from fixes import catalogue, edits, lock, outcome, report
 from fixes.authoring import fixfile
 from fixes.errors import PRECEDENCE, ExitCode, Problem
 from fixes.origin import FileVerdict
+from fixes.verbs import VERBS
 
 CHECKOUT = Path(__file__).parents[1]
 DOCS = sorted((CHECKOUT / "docs").glob("*.md"))
@@ -232,7 +233,7 @@ def test_a_revert_of_a_bundle_does_what_the_document_says(tmp_path: Path) -> Non
 def known_options() -> set[str]:
     """Every option of every verb, and what is known without one."""
     found = {"--version", "--help"}
-    for module, _ in cli.VERBS.values():
+    for module in {verb.module for verb in VERBS.values()}:
         parser = argparse.ArgumentParser()
         importlib.import_module(f"fixes.commands.{module}").add_arguments(parser)
         found |= {option for action in parser._actions for option in action.option_strings}
@@ -249,7 +250,7 @@ def test_commands_in_the_documents_exist(path: Path) -> None:
     for words in commands:
         own = words[: words.index("--")] if "--" in words else words  # behind it is the engine's
         assert {word for word in own if word.startswith("-")} <= options, words
-        if words[0] in cli.VERBS or words[0].startswith("-"):
+        if words[0] in VERBS or words[0].startswith("-"):
             assert not any(word.startswith("pp-") and word not in fixes for word in words), words
 
 

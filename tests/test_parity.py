@@ -16,7 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixes.errors import FixesError
-from fixes.parity import answers, comparing, forced, needles, speed, sse, thresholds, workload
+from fixes.parity import (
+    answers,
+    comparing,
+    forced,
+    needles,
+    reading,
+    speed,
+    sse,
+    thresholds,
+    workload,
+)
 from fixes.parity.answers import Answer, Positions
 from fixes.parity.comparing import Likeness, Noise
 from fixes.parity.faults import FaultError, Kind
@@ -587,3 +597,32 @@ def test_the_answers_at_once_have_a_noise_of_their_own() -> None:
     found = judge(whole, LIMITS, True)
     assert [part.status.value for part in found.parts[:2]] == ["identical", "within-noise"]
     assert found.batch_noise.logprob == pytest.approx(0.05) and found.noise.logprob == 0
+
+
+@pytest.mark.parametrize(
+    ("states", "where"),
+    [
+        ({"cold", "warm"}, "how it samples"),
+        ({"warm"}, "the prefix cache"),
+        ({"at once"}, "a batch"),
+    ],
+)
+def test_answers_that_differ_alone_tell_where_to_look(states: set[str], where: str) -> None:
+    other = answer((6, -0.1, 5, -2.0))
+
+    def asked(state: str) -> dict[str, dict[str, Answer]]:
+        legs = {BASELINE: PLAIN, CANDIDATE: other if state in states else PLAIN, CONTROL: PLAIN}
+        return {leg: {"prompt 1": one} for leg, one in legs.items()}
+
+    whole = Measured(
+        greedy={state: asked(state) for state in ("cold", "warm")},
+        batched=asked("at once"),
+        forced={
+            leg: {"text": positions([1.0, 2.0], [4, 5])} for leg in (BASELINE, CANDIDATE, CONTROL)
+        },
+        asked={"greedy": 1, "batching": 1, "forced": 2},
+    )
+    (hint,) = reading.hints(judge(whole, LIMITS, True), ())
+    assert where in hint
+    whole.forced = {}  # where nothing was forced, nothing is known of the weights
+    assert reading.hints(judge(whole, LIMITS, True), ()) == []

@@ -8,8 +8,10 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from scripted import Body, Model, Script, Scripted, servers
 
 from fixes import cli
 from fixes.commands import parity
+from fixes.parity import facts
 
 CHECKOUT = Path(__file__).parents[1]
 LITTLE = (
@@ -138,6 +141,8 @@ def test_what_differs_is_found_in_its_parts(run: Run, case: str) -> None:
         assert found["gaps"][0] > 0 and found["probabilities"][0] < 0
         control = document["parts"]["greedy"]["rows"]["control"][0]
         assert all(pair["divergence"] is None for pair in control["pairs"])
+    hints = [note for note in document["notes"] if "speaks for the same weights" in note]
+    assert len(hints) == ("greedy" in parts and "forced" not in parts)
 
 
 def test_servers_that_waver_are_not_called_identical(run: Run) -> None:
@@ -203,6 +208,15 @@ def test_metrics_tell_of_drafts_and_of_the_prefix_cache(run: Run, tmp_path: Path
     assert document["verdict"] == "identical"
 
 
+def test_drafts_are_named_where_answers_differ_and_texts_do_not(run: Run) -> None:
+    drafts = 'vllm:spec_decode_num_draft_tokens_total{engine="0"} 5.0\n'
+    with servers(Scripted(), Scripted(metrics=drafts, model=Model(twist=5))) as (one, two):
+        document = run(one.url, two.url)
+    assert document["verdict"] == "different" and statuses(document)["forced"] == "identical"
+    (hint,) = (note for note in document["notes"] if "weights" in note)
+    assert "look at its drafts" in hint
+
+
 def test_another_tokenizer_is_refused(run: Run, tmp_path: Path) -> None:
     with servers(Scripted(), Scripted(vocabulary=1)) as (one, two):
         document = run(one.url, two.url)
@@ -225,14 +239,49 @@ def test_endpoints_that_are_not_there_are_all_named(run: Run) -> None:
     assert [problem["where"] for problem in document["problems"]] == list(urls)
 
 
-def test_an_endpoint_that_is_up_but_gives_no_token_is_refused(run: Run) -> None:
-    def dead(number: int, path: str, body: Body) -> int | None:
-        return 500 if path == "/v1/completions" else None
+def on_first(*actions: str | int) -> Script:
+    """What becomes of the first questions; later ones meet the last of these."""
+    left = list(actions)
 
-    with servers(Scripted(), Scripted(script=dead)) as (one, two):
+    def script(number: int, path: str, body: Body) -> str | int | None:
+        if path != "/v1/completions":
+            return None
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return script
+
+
+def test_an_endpoint_that_is_up_but_gives_no_token_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "_PAUSE", 0.01)
+    with servers(Scripted(), Scripted(script=on_first(500))) as (one, two):
         document = run(one.url, two.url)
+        assert len(two.posted()) == 3
     assert document["exit"] == 5
     assert "server-error" in document["problems"][0]["what"]
+
+
+STUCK: dict[str, tuple[tuple[str | int, ...], str]] = {
+    "stuck": (("stall",), "does not answer; stalled: silent for 0.3 s"),
+    "closes": (("close",), "does not answer; cut-short"),
+    "fails, then ends": ((500, "die"), "ended after its first question (server-error: HTTP 500"),
+}
+
+
+@pytest.mark.parametrize("case", STUCK)
+def test_an_engine_that_ends_at_its_first_question_is_not_there(
+    run: Run, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two stock stages do; /health, which says 200 all the time, is not asked."""
+    monkeypatch.setattr(facts, "_PAUSE", 0.01)
+    actions, what = STUCK[case]
+    with servers(Scripted(), Scripted(script=on_first(*actions))) as (one, two):
+        document = run(one.url, two.url, "--timeout", 0.3)
+    (problem,) = document["problems"]
+    assert document["exit"] == 3 and problem["kind"] == "unreachable"
+    assert what in problem["what"] and problem["where"] == two.url
+    assert "vllm-fixes explain LOGFILE" in problem["hint"]
 
 
 def test_a_model_that_is_not_served(run: Run) -> None:
@@ -487,6 +536,20 @@ def test_a_terminal_is_shown_how_far_it_is() -> None:
     assert process.returncode == 0 and out.startswith(b"# Parity") and b"\x1b" not in out
     for part in PARTS:
         assert part.encode() in shown
+
+
+def test_stopped_it_says_so_and_speaks_of_no_change() -> None:
+    with Scripted(script=on_first("stall")) as one:
+        command = [sys.executable, CHECKOUT / "fixes/apply_all.py", "parity", one.url]
+        for number, word in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")):
+            before = len(one.posted())
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+                while len(one.posted()) == before:
+                    time.sleep(0.02)
+                process.send_signal(number)
+                _, err = process.communicate(timeout=20)
+            assert process.returncode == 128 + number
+            assert err == f"{word}: ended before it was done\n"
 
 
 def test_errors_at_once_do_not_end_the_run(run: Run) -> None:

@@ -15,6 +15,7 @@ from fixes import catalogue, cli, outfile, report
 from fixes.archive import Writer
 from fixes.catalogue import Catalogue
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.verbs import FROM_A_CHECKOUT, VERBS
 
 #: Bytes that a ConfigMap may hold, counted before base64 (ValidateConfigMap of Kubernetes).
 CONFIG_MAP = 1 << 20
@@ -150,7 +151,7 @@ def _text(made: Mapping[str, object], size: int) -> str:
 
 def _code() -> dict[str, bytes]:
     """The running half of the package, and what starts it."""
-    left_out = {f"commands/{cli.VERBS[verb][0]}.py" for verb in cli.FROM_A_CHECKOUT}
+    left_out = {f"commands/{VERBS[verb].module}.py" for verb in FROM_A_CHECKOUT}
     found = {"__main__.py": _MAIN, **dict(_licences())}
     for path in _PACKAGE.rglob("*.py"):
         name = path.relative_to(_PACKAGE).as_posix()

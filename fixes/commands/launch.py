@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     except FixesError as error:
         if not options.fail_slow or worst(error.problems) is ExitCode.REPLICA_ENDED:
             raise
-        report.complain(error.problems)
+        report.complain(error.problems, "launch")
         code = error.exit_code
     if options.fail_slow and code not in _NO_FAILED_START:
         _say_as("launch", f"a failed start: ending in {options.fail_slow:g} s")

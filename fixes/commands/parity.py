@@ -88,8 +88,7 @@ def run(options: argparse.Namespace) -> int:
         from fixes.parity.tables import markdown
 
         report.emit(found.headline() + "\n" if options.quiet else markdown(found))
-        for problem in found.problems:
-            report.emit(f"{problem}\n", error=True)
+        report.complain(found.problems, "parity")
     return worst(found.problems)
 
 

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.parity import facts, preflight, run
 from fixes.parity.client import Endpoint
+from fixes.parity.faults import LOG
 from fixes.parity.legs import BASELINE, CANDIDATE, CONTROL, Legs, Progress
 from fixes.parity.preflight import Facts, Line
 from fixes.parity.report import Report
@@ -95,7 +96,7 @@ def _lines(known: Mapping[str, Facts]) -> list[Line]:
 def _problems(verdict: Verdict, legs: Legs) -> list[Problem]:
     """What the exit code is made of. An endpoint that has gone decides before a difference."""
     problems = [
-        Problem(ExitCode.NOT_FOUND, "unreachable", fault.what, f"{leg} {legs.facts[leg].url}")
+        Problem(ExitCode.NOT_FOUND, "unreachable", fault.what, f"{leg} {legs.facts[leg].url}", LOG)
         for leg, fault in legs.gone.items()
     ]
     for part in verdict.parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.parity import answers, forced, greedy
 from fixes.parity.client import Endpoint
-from fixes.parity.faults import FaultError, Kind
+from fixes.parity.faults import LOG, Fault, FaultError, Kind
 from fixes.parity.preflight import Facts
 from fixes.parity.workload import STRINGS
 
 COMPLETIONS = "/v1/completions"
 _TRIES = 3
+_PAUSE = 2.0  # seconds: an engine that has failed for good takes its server with it by then
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 #: What ends the preflight; another fault only means that one thing is not told.
 _LOST = (Kind.UNREACHABLE, Kind.GONE)
+#: A server with one of these at its first question is no server, whatever its health check says.
+_NO_SERVER = (*_LOST, Kind.STALLED, Kind.CUT_SHORT)
 
 
 async def gather(endpoint: Endpoint, model: str | None) -> Facts:
@@ -40,13 +44,20 @@ async def gather(endpoint: Endpoint, model: str | None) -> Facts:
             **await _metrics(endpoint),
         )
     except FaultError as error:
-        kind, what = error.fault.kind, error.fault.what
-        if kind in (Kind.UNREACHABLE, Kind.GONE):
-            problem = Problem(ExitCode.NOT_FOUND, "unreachable", what, endpoint.shown)
-        else:
-            said = f"gives no answer to measure: {kind.value}: {what}"
-            problem = Problem(ExitCode.VERIFICATION_FAILED, "preflight", said, endpoint.shown)
-        raise FixesError(problem) from None
+        raise FixesError(_no_facts(error.fault, endpoint)) from None
+
+
+def _no_facts(fault: Fault, endpoint: Endpoint) -> Problem:
+    """What keeps an endpoint from being measured at all."""
+    if fault.kind in (Kind.UNREACHABLE, Kind.GONE):
+        hint = LOG if fault.kind is Kind.GONE else ""
+        return Problem(ExitCode.NOT_FOUND, "unreachable", fault.what, endpoint.shown, hint)
+    said = f"{fault.kind.value}: {fault.what}"
+    if fault.kind in _NO_SERVER:
+        what = f"takes connections and does not answer; {said}"
+        return Problem(ExitCode.NOT_FOUND, "unreachable", what, endpoint.shown, LOG)
+    what = f"gives no answer to measure: {said}"
+    return Problem(ExitCode.VERIFICATION_FAILED, "preflight", what, endpoint.shown)
 
 
 async def tokenize(endpoint: Endpoint, model: str, text: str, begins: bool = True) -> list[int]:
@@ -110,13 +121,23 @@ async def _first_answer(endpoint: Endpoint, model: str) -> tuple[str, bool, str]
 
 
 async def _ready(endpoint: Endpoint, body: dict[str, object]) -> Any:
-    """An answer; an error of the server at the very first requests is tried again."""
+    """An answer; an error of the server at the very first requests is tried again.
+
+    Raises FaultError: ``gone`` where the server has ended after such an error.
+    """
+    failed: Fault | None = None
     for attempt in range(_TRIES):
         try:
             return await endpoint.post(COMPLETIONS, body)
         except FaultError as error:
-            if error.fault.kind is not Kind.SERVER_ERROR or attempt == _TRIES - 1:
+            fault = error.fault
+            if failed and fault.kind in _NO_SERVER:
+                what = f"ended after its first question ({failed.kind.value}: {failed.what})"
+                raise FaultError(Kind.GONE, what) from None
+            if fault.kind is not Kind.SERVER_ERROR or attempt == _TRIES - 1:
                 raise
+            failed = fault
+            await asyncio.sleep(_PAUSE)
     raise AssertionError  # pragma: no cover
 
 

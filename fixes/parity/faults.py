@@ -30,6 +30,8 @@ class Kind(str, enum.Enum):
 
 #: After one of these the endpoint may be gone: it is asked whether it is still there.
 SILENCES = frozenset({Kind.UNREACHABLE, Kind.STALLED, Kind.CUT_SHORT, Kind.SERVER_ERROR})
+#: What to do where an endpoint has ended, or is stuck.
+LOG = "its log says why; `vllm-fixes explain LOGFILE` tells which fixes are for it"
 
 
 @dataclass(frozen=True)

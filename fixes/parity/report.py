@@ -10,6 +10,7 @@ from typing import Any
 
 from fixes import __version__
 from fixes.errors import Problem, worst
+from fixes.parity import reading
 from fixes.parity.legs import CANDIDATE, grouped
 from fixes.parity.preflight import Facts, Line
 from fixes.parity.run import Measured
@@ -91,7 +92,7 @@ class Report:
                 said.append(f"{leg}: takes no cache_salt, so nothing is known to be cold")
             if facts.caching == "off":
                 said.append(f"{leg}: has no prefix cache, so nothing is warm")
-        return said
+        return said + reading.hints(self.verdict, self.preflight)
 
 
 def faults(measured: Measured) -> list[dict[str, Any]]:
