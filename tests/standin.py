@@ -187,7 +187,7 @@ class Replica:
         self.port, self.api, self.master = free_port(), free_port(), free_port()
         self.nodes: list[Node] = []
         self.model = self.folder / "model"
-        self.model.mkdir()
+        self.model.mkdir(parents=True)
         (self.model / "config.json").write_text('{"model_type": "none"}')
         (self.model / "model.safetensors").write_bytes(b"weights")
 
@@ -278,12 +278,17 @@ class Replica:
                 os.kill(pid, signal.SIGKILL)
 
 
+def script(place: Place) -> Place:
+    """The release's environment with the scripted engine."""
+    program = place.site.parents[2] / "bin/vllm"
+    program.write_text(ENGINE.format(python=place.python))
+    program.chmod(0o755)
+    return place
+
+
 def engine(place: Place) -> Place:
-    """The release's environment with the scripted engine, and its fixes in."""
-    script = place.site.parents[2] / "bin/vllm"
-    script.write_text(ENGINE.format(python=place.python))
-    script.chmod(0o755)
-    place.ok("pipeline-parallel")
+    """The same, and its fixes in."""
+    script(place).ok("pipeline-parallel")
     return place
 
 

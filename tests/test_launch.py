@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import places
 import pytest
 import standin
 from places import Place
@@ -59,6 +60,22 @@ def test_nodes_start_the_engine_that_the_plan_says(pair: Replica) -> None:
     assert "VLLM_FIXES_TOKEN" not in environment  # type: ignore[operator]
     for node in (head, worker):
         assert "digest sha256:" in node.text() and TOKEN not in node.text()
+
+
+def test_an_overlay_is_verified_and_the_tree_left_alone(tmp_path: Path) -> None:
+    """As where the root is read-only: the fixes are in what PYTHONPATH names."""
+    place = standin.script(places.environment(tmp_path / "env"))
+    overlay = tmp_path / "overlay"
+    said = place.ok("overlay", "pipeline-parallel", "--to", overlay)
+    with standin.replica(place, tmp_path, PYTHONPATH=str(overlay)) as pair:
+        for node in pair.up():
+            assert said.splitlines()[-1] in node.text()  # the digest
+    assert place.is_pristine()
+    with standin.replica(place, tmp_path / "again", PYTHONPATH=str(overlay)) as pair:
+        damaged = min(overlay.glob("post-images/vllm/*.py"))
+        damaged.write_bytes(damaged.read_bytes() + b"\n")
+        pair.start(1).ends(1)
+        assert not pair.engines()
 
 
 @pytest.mark.parametrize("first", [0, 1])

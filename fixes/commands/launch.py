@@ -170,9 +170,13 @@ def _launch(options: argparse.Namespace, found: Any, made: Any, env: Any, enviro
 
 
 def _apply(options: argparse.Namespace) -> dict[str, Any]:
-    """The report of applying the fixes, as the verb `apply` does it."""
-    from fixes import recall
-    from fixes.commands import apply
+    """The report of applying the fixes, as the verb `apply` does it.
+
+    Where PYTHONPATH names an overlay the fixes are in that, for a tree that cannot be written
+    to: then they are verified, as the verb `verify` does it.
+    """
+    from fixes import overlays, recall
+    from fixes.commands import apply, verify
 
     words = [*(options.fix or ["pipeline-parallel"]), "--profile", options.profile]
     for name in ("profiles", "python", "verify", "expect_digest", "accept_version"):
@@ -182,6 +186,10 @@ def _apply(options: argparse.Namespace) -> dict[str, Any]:
         words += ["--allow-foreign", path]
     words += ["--scope-lock"] if options.scope_lock else []
     parser = argparse.ArgumentParser(add_help=False)
+    if served := overlays.named(os.environ):
+        verify.add_arguments(parser)
+        words += ["--overlay", served[0]] if options.python else []
+        return verify.verified(parser.parse_args(words)).document()
     apply.add_arguments(parser)
     asked = parser.parse_args(words)
     document = recall.answer(asked)
@@ -230,7 +238,9 @@ def _dry_run(options: argparse.Namespace, found: Any, made: Any, environ: Any) -
     from fixes.launch import address, plan
 
     own = options.host_ip or environ.get("VLLM_HOST_IP", "")
-    head = (address.lookup(found.head) or [found.head])[0] if found.head else own or "HEAD_IP"
+    head = (address.lookup(found.head) or [found.head])[0] if found.head else "HEAD_IP"
+    if found.is_head and own:
+        head = own  # as it is when it runs
     ips = {0: head, found.rank: head if found.is_head else own or f"NODE{found.rank}_IP"}
     nodes = [
         plan.node(made, rank, head, ips.get(rank, f"NODE{rank}_IP"), environ)

@@ -7,6 +7,7 @@ import argparse
 from fixes import cli, look, outcome, overlaid, report, session, standing, verify
 from fixes.commands.status import problems
 from fixes.errors import ExitCode, FixesError, Problem
+from fixes.outcome import Report
 from fixes.plan import make
 from fixes.selection import select
 
@@ -19,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Verify all fixes that are in, the named ones among them; every level is reached anew."""
+    return report.show(verified(options).document(), as_json=options.json, quiet=options.quiet)
+
+
+def verified(options: argparse.Namespace) -> Report:
+    """The report of a verification. Raises FixesError where there is not even a tree."""
     here = session.open_session(options)
     level = standing.wanted_level(here, options.verify, options.accept_version)
     chosen = select(options.names, here)
@@ -53,4 +59,4 @@ def run(options: argparse.Namespace) -> int:
             done.problems += error.problems
         else:
             outcome.add_verification(done, here, plan, reached, records=folder is None)
-    return report.show(done.document(), as_json=options.json, quiet=options.quiet)
+    return done
