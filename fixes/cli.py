@@ -103,7 +103,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     command.add_arguments(parser)
     behind: list[str] = []
-    if verb == "launch" and "--" in rest:  # the engine's command line
+    if verb in ("launch", "manifest") and "--" in rest:  # the engine's command line
         at = rest.index("--")
         rest, behind = rest[:at], rest[at + 1 :]
     if {"-h", "--help"} & set(rest):

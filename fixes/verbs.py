@@ -29,6 +29,7 @@ VERBS = {
     "launch": Verb("launch", "run one node of a replica: agree, start, watch, end as one", True),
     "ready": Verb("probe", "say whether this node of a running replica can serve", False),
     "live": Verb("probe", "say whether this node of a running replica is well", False),
+    "manifest": Verb("manifest", "render a Kubernetes manifest of such replicas", False),
     "diff": Verb("diff", "print what apply would change, as a unified diff", False),
     "wheel": Verb("wheel", "make the fixed wheel of a wheel", True),
     "bundle": Verb("bundle", "pack the tool and profiles into one file that Python runs", True),
@@ -40,7 +41,7 @@ VERBS = {
     "matrix": Verb("matrix", "try every fix on every published wheel (maintainers)", False),
 }
 #: Verbs that a bundle leaves out: they make what it holds, or need what it must not.
-FROM_A_CHECKOUT = ("bundle", "parity", "pin", "lock", "matrix")
+FROM_A_CHECKOUT = ("bundle", "manifest", "parity", "pin", "lock", "matrix")
 
 
 def named(arguments: list[str]) -> tuple[str, list[str]]:

@@ -155,7 +155,10 @@ def _code() -> dict[str, bytes]:
     found = {"__main__.py": _MAIN, **dict(_licences())}
     for path in _PACKAGE.rglob("*.py"):
         name = path.relative_to(_PACKAGE).as_posix()
-        if not name.startswith(("authoring/", "data/", "parity/")) and name not in left_out:
+        if (
+            not name.startswith(("authoring/", "data/", "manifest/", "parity/"))
+            and name not in left_out
+        ):
             found[f"fixes/{name}"] = path.read_bytes()
     return found
 

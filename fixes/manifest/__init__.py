@@ -1,0 +1,1 @@
+"""Manifests: what a replica of several nodes needs on Kubernetes, rendered from parameters."""

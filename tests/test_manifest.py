@@ -1,0 +1,260 @@
+"""The verb ``manifest``: what it renders, what it refuses, and that its command lines run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import crd
+import group_rules
+import kubelet
+import pytest
+import yaml
+from crd import Document
+from hypothesis import given
+from hypothesis import strategies as st
+from kubelet import Pod
+from release import CHECKOUT, environ, launch
+
+from fixes import cli
+from fixes.manifest import wanted, yamltext
+
+MODEL = ("--model", "/models/m", "--model-claim", "models")
+
+
+@functools.cache
+def render(*words: str) -> list[Document]:
+    done = launch(sys.executable, "manifest", *words)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def refused(*words: str) -> str:
+    done = launch(sys.executable, "manifest", *words)
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+    return done.stderr
+
+
+# YAML
+
+SCALARS = st.one_of(
+    st.text(max_size=30),
+    st.text("-:# \n'\"{}[]&*!|>%@`0123456789eExyYnoNtrue.~+_", max_size=12),
+    st.sampled_from(["yes", "off", "~", "1e3", "0x1f", "1:30", "2001-01-01", "=", "--", "a: b"]),
+    st.integers(-(2**63), 2**63),
+    st.booleans(),
+)
+KEYS = st.text(min_size=1, max_size=12)
+VALUES = st.recursive(
+    SCALARS,
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(KEYS, each, max_size=4),
+    max_leaves=20,
+)
+
+
+def noted(value: Any) -> Any:
+    """The same with a comment wherever there can be one."""
+    if isinstance(value, dict):
+        return {key: yamltext.Note("a\nb: c", noted(each)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [yamltext.Note("- d", noted(each)) for each in value]
+    return value
+
+
+@given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=5))
+def test_yaml_is_read_back_as_it_was(value: dict[str, Any]) -> None:
+    assert yaml.safe_load(yamltext.emit([value])) == value
+    with_comments = yamltext.emit([noted(value), {"a": 1}], ["first", ""])
+    assert list(yaml.safe_load_all(with_comments)) == [value, {"a": 1}]
+
+
+def test_yaml_is_as_a_person_writes_it() -> None:
+    value: yamltext.Document = {
+        "command": ["sh", "-ec", 'rm -rf /dev/shm/*; exec "$@"', "--"],
+        "image": "vllm/vllm-openai:v0.30.0",
+        "quoted": ["8000", "no", "a: b", "", "1.5"],
+        "text": "one:\n  two\n",
+        "list": [yamltext.Note("Why.", {"a": yamltext.Note("Of a.", 1), "b": []})],
+    }
+    assert yamltext.emit([value]) == (
+        'command:\n  - sh\n  - -ec\n  - rm -rf /dev/shm/*; exec "$@"\n  - "--"\n'
+        "image: vllm/vllm-openai:v0.30.0\n"
+        'quoted:\n  - "8000"\n  - "no"\n  - "a: b"\n  - ""\n  - "1.5"\n'
+        "text: |\n  one:\n    two\n"
+        "list:\n  # Why.\n  # Of a.\n  - a: 1\n    b: []\n"
+    )
+
+
+# What is asked for
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "three stages": (*MODEL, "-tp", "8", "-pp", "3"),
+    "tensor parallel over nodes": (*MODEL, "-tp", "16", "-pp", "1"),
+    "four cards a node": (*MODEL, "-tp", "4", "-pp", "4", "--cards", "4"),
+    "another resource": (*MODEL, "--resource", "example.com/card", "--memory", "1Ti"),
+    "from the hub": ("--model", "a/b", "--hf-secret", "hub", "--cache-claim", "cache"),
+    "from the hub, zipapp": ("--model", "a/b", "--fixes", "zipapp", "--platform", "nvidia"),
+    "RDMA": (*MODEL, "--platform", "nvidia", "--also", "rdma/ib=1", "--also", "x.y/z=2"),
+    "another user": (*MODEL, "--user", "1000", "--platform", "nvidia"),
+    "a namespace": (*MODEL, "--namespace", "serving", "--name", "big"),
+    "more replicas": (*MODEL, "--replicas", "2", "--max-replicas", "9", "--surge"),
+    "a rack": (*MODEL, "--topology", "example.com/rack", "--node-label", "pool=big"),
+    "Kueue": (*MODEL, "--gang", "kueue", "--queue", "q"),
+    "other times": (*MODEL, "--grace", "120", "--meet", "60", "--startup", "7200"),
+    "another port": (*MODEL, "--port", "9000", "--", "--max-model-len", "32768"),
+    "StormService, Volcano": (
+        *(*MODEL, "--kind", "stormservice", "--gang", "volcano"),
+        *("--queue", "q", "--max-replicas", "3", "--fixes", "overlay", "--user", "7"),
+    ),
+    "Ray": (*MODEL, "--kind", "ray", "--platform", "nvidia", "--replicas", "2"),
+    "Dynamo, KAI": (
+        *("--model", "a/b", "--kind", "dynamo", "--platform", "nvidia"),
+        *("--gang", "kai", "--queue", "q"),
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_rendered_breaks_no_rule(variant: str) -> None:
+    found = render(*VARIANTS[variant])
+    if found[0]["kind"] not in crd.UNKNOWN:
+        assert group_rules.broken(found) == {}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_rendered_is_as_the_schemas_say(variant: str) -> None:
+    crd.needed()
+    for document in render(*VARIANTS[variant]):
+        assert crd.problems(document) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_first_line_renders_the_same(variant: str) -> None:
+    said = launch(sys.executable, "manifest", *VARIANTS[variant]).stdout
+    first = shlex.split(said.partition("\n")[0])
+    assert first[:3] == ["#", "vllm-fixes", "manifest"]
+    assert launch(sys.executable, "manifest", *first[3:]).stdout == said
+
+
+def test_every_parameter_is_an_option() -> None:
+    parser = cli._Parser()
+    cli._command("manifest").add_arguments(parser)
+    options = {action.dest for action in parser._actions} - {"help"}
+    assert options | {"arguments"} == set(wanted.Wanted.__dataclass_fields__)
+
+
+WRONG = {
+    "no model": (("--kind", "lws"), "--model"),
+    "a path without a claim": (("--model", "/models/m"), "a path needs the claim"),
+    "a claim without a path": (("--model", "a/b", "--model-claim", "c"), "a claim needs a path"),
+    "a path elsewhere": (("--model", "/data/m", "--model-claim", "c"), "is not below /models"),
+    "part of a node": ((*MODEL, "-tp", "3"), "6 cards are no whole number of nodes with 8"),
+    "one node": ((*MODEL, "-tp", "4"), "8 cards are one node"),
+    "no card": ((*MODEL, "--cards", "0"), "--cards: is too small"),
+    "a long name": ((*MODEL, "--name", "a" * 51), "has 51 characters, 50 at most"),
+    "a name for many": (
+        (*MODEL, "--name", "a" * 50, "--max-replicas", "10"),
+        "has 50 characters, 49 at most",
+    ),
+    "a name that is none": ((*MODEL, "--name", "2-nodes"), "2-nodes is no DNS label"),
+    "one host": ((*MODEL, "--topology", "kubernetes.io/hostname"), "cannot be on one host"),
+    "another user's zipapp": ((*MODEL, "--user", "1", "--fixes", "zipapp"), "overlay or image"),
+    "Ray's zipapp": (
+        (*MODEL, "--kind", "ray", "--platform", "nvidia", "--fixes", "zipapp"),
+        "the fixes have to be in the image",
+    ),
+    "Ray on Gaudi": ((*MODEL, "--kind", "ray"), "--kind ray is not for Gaudi"),
+    "no use for it": (
+        (*MODEL, "--kind", "ray", "--platform", "nvidia", "--port", "9000", "--user", "1"),
+        "--port: is not for --kind ray",
+    ),
+    "a line of its own": (("--model", "a/b\nkind: Pod"), "cannot be printed"),
+    "a queue of nobody": ((*MODEL, "--queue", "q"), "--gang and --queue go together"),
+    "a gang that is not written": (
+        (*MODEL, "--kind", "stormservice", "--gang", "kueue", "--queue", "q"),
+        "there is: volcano",
+    ),
+    "a release that is none": ((*MODEL, "--release", "0.30.0"), "no release such as v0.30.0"),
+    "a size that is none": ((*MODEL, "--memory", "much"), "much is no quantity"),
+    "less than there are": (
+        (*MODEL, "--replicas", "3", "--max-replicas", "2"),
+        "is less than --replicas 3",
+    ),
+    "a count of nothing": ((*MODEL, "--also", "rdma/ib"), "rdma/ib is no RESOURCE=COUNT"),
+    "a label that is none": ((*MODEL, "--node-label", "pool"), "pool is no KEY=VALUE"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_go_together_is_refused(case: str) -> None:
+    words, said = WRONG[case]
+    assert said in refused(*words)
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    said = refused(*MODEL, "--name", "X", "--memory", "x", "--topology", "kubernetes.io/hostname")
+    assert said.count("usage: ") == 3
+
+
+# What the containers run
+
+STARTS = {
+    "LeaderWorkerSet": ((), kubelet.given_by_lws),
+    "StormService": (("--kind", "stormservice"), kubelet.given_by_storm),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("controller", STARTS)
+def test_the_command_line_starts_what_it_should(controller: str, rank: int, tmp_path: Path) -> None:
+    """As the kubelet would start it, up to `--dry-run`."""
+    words, variables = STARTS[controller]
+    behind = ("--max-model-len", "32768", "--override", '{"a": "$(HOME) $$"}')
+    documents = render(*MODEL, *words, "--", *behind)
+    (template,) = crd.templates(group_rules.workload(documents))
+    places = {
+        "/opt/vllm-fixes": CHECKOUT,
+        "/dev/shm": tmp_path / "shm",
+        "/run/secrets/vllm-fixes": tmp_path,
+    }
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "shm/left").touch()
+    pod = Pod(template["spec"], f"10.0.0.{rank + 1}", variables("vllm-pp", 2, rank), places)
+    started = run(pod, "--dry-run", "--json")
+    assert not list((tmp_path / "shm").iterdir())  # what a crash has left is gone
+    assert (started["source"], started["rank"]) == (controller, rank)
+    head, worker = started["nodes"]
+    for node in (head, worker):
+        (line,) = node["commands"]
+        shown = shlex.join(line)
+        assert "vllm serve /models/m --tensor-parallel-size 8" in shown
+        assert "--pipeline-parallel-size 2 --no-async-scheduling" in shown
+        assert "--distributed-executor-backend mp --nnodes 2" in shown
+        assert f"--node-rank {node['rank']} --master-addr" in shown
+        assert tuple(line[-6:]) == ("--port", "8000", *behind)
+        assert ("--headless" in line) == (node["rank"] == 1)
+    if rank:
+        podset = "vllm-pp-roleset-x-replica-y-0.vllm-pp"
+        names = {"LeaderWorkerSet": "vllm-pp-0.vllm-pp.default", "StormService": podset}
+        assert f"--master-addr {names[controller]} " in shlex.join(worker["commands"][0])
+    assert started["nodes"][rank]["environment"]["VLLM_HOST_IP"] == f"10.0.0.{rank + 1}"
+
+
+def run(pod: Pod, *options: str) -> dict[str, Any]:
+    """What the container's command line gives with more options of the launcher."""
+    words = pod.words(pod.engine)
+    at = words.index("launch") + 1
+    command: Sequence[str] = [*words[:at], *options, *words[at:]]
+    environment = {**environ(), **pod.environment(pod.engine)}
+    done = subprocess.run(
+        command, cwd="/", env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
