@@ -165,6 +165,20 @@ def test_a_dynamo_graph_has_what_the_operator_reads() -> None:
     assert graph["metadata"]["annotations"][backend] == "mp"
 
 
+def test_missing_schemas_are_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(crd, "FOLDER", tmp_path / "none")
+    monkeypatch.delenv("VLLM_FIXES_CRD_REQUIRED", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no CustomResourceDefinitions in"):
+        crd.needed()
+    monkeypatch.setenv("VLLM_FIXES_CRD_REQUIRED", "1")
+    with pytest.raises(pytest.fail.Exception, match="no CustomResourceDefinitions in"):
+        crd.needed()
+
+
+def test_ci_needs_the_schemas() -> None:
+    assert "VLLM_FIXES_CRD_REQUIRED=1" in (CHECKOUT / ".ci/run").read_text("utf-8")
+
+
 # By the rules
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -251,7 +252,8 @@ def run(pod: Pod, *options: str) -> dict[str, Any]:
     words = pod.words(pod.engine)
     at = words.index("launch") + 1
     command: Sequence[str] = [*words[:at], *options, *words[at:]]
-    environment = {**environ(), **pod.environment(pod.engine)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `python3` is this one
+    environment = {**environ(PATH=path), **pod.environment(pod.engine)}
     done = subprocess.run(
         command, cwd="/", env=environment, capture_output=True, text=True, timeout=60
     )
