@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -369,6 +370,61 @@ def test_another_number_of_nodes_is_refused(pair: Replica) -> None:
         assert "nodes-differ: " in said
 
 
+def test_a_node_of_a_rank_that_is_taken_waits_and_harms_nobody(three: Replica) -> None:
+    head, first = three.start(0), three.start(1)
+    head.says("node 1 (127.0.0.2) is here")
+    three.addresses[1] = "127.0.0.9"
+    double = three.start(1)
+    head.says("node 1 (127.0.0.9) is a second node 1, and has to wait")
+    double.says(
+        "the head at 127.0.0.1, port " + str(three.port) + ": has node 1 (127.0.0.2) already"
+    )
+    three.running([head, first, three.start(2)])
+    time.sleep(3)
+    for node in three.nodes:
+        assert node.process.poll() is None, node.text()
+    first.send(signal.SIGKILL)
+    head.ends(ENDED)
+    assert "ending: node 1 (127.0.0.2): closed the connection" in head.text()
+
+
+def test_a_head_of_another_address_is_refused(pair: Replica) -> None:
+    """As behind a Service or a translation of addresses: torch would go there as well."""
+    there = socket.create_server(("127.0.0.7", pair.port))
+    threading.Thread(target=_forward, args=(there, "127.0.0.1"), daemon=True).start()
+    nodes = [pair.start(0)]
+    pair.addresses[0] = "127.0.0.7"
+    nodes.append(pair.start(1))
+    for node in nodes:
+        node.ends(STARTED, 30)
+        said = "head address: node 0 (127.0.0.1) has 127.0.0.1, node 1 (127.0.0.2) has 127.0.0.7"
+        assert said in node.text()
+    there.close()
+
+
+def _forward(there: socket.socket, to: str) -> None:
+    port = there.getsockname()[1]
+    with contextlib.suppress(OSError):
+        while True:
+            one, _ = there.accept()
+            other = socket.create_connection((to, port))
+            for ends in ((one, other), (other, one)):
+                threading.Thread(target=_copy, args=ends, daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65536):
+            sink.sendall(piece)
+    sink.close()
+
+
+def test_what_is_waited_for_is_said(three: Replica) -> None:
+    head, worker = three.start(0), three.start(2)
+    head.says("waiting for node 1, 2")
+    worker.says("the head at 127.0.0.1 is here; waiting for its word to start")
+
+
 def test_a_refusal_reaches_a_node_that_comes_later(three: Replica) -> None:
     nodes = [three.start(0), three.start(1, "-tp", "3", "-pp", "1")]
     nodes[0].says("node 1 (127.0.0.2) is here")
@@ -470,6 +526,35 @@ def test_strangers_do_no_harm(pair: Replica) -> None:
         one.close()
 
 
+def test_a_crowd_of_strangers_does_not_keep_a_node_out(pair: Replica) -> None:
+    """They take every place, say nothing, and come again as soon as they are sent away."""
+    head = pair.start(0)
+    until(lambda: _reachable(pair.port), 30)
+    over = threading.Event()
+
+    def come_again() -> None:
+        while not over.wait(0.2):
+            there = ("127.0.0.1", pair.port)
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(there, 5, ("127.0.0.66", 0)) as one,
+            ):
+                one.recv(4096)
+                one.recv(4096)
+
+    with ThreadPoolExecutor(100) as pool:
+        for _ in range(100):
+            pool.submit(come_again)
+        try:
+            time.sleep(2)
+            pair.running([head, pair.start(1)])
+        finally:
+            over.set()
+            for node in pair.nodes:
+                node.process.kill()
+    assert head.text().count("is refused: ") < 15
+
+
 def _reachable(port: int) -> bool:
     try:
         _stranger(port, b"").close()
@@ -506,6 +591,9 @@ def test_ports_that_are_taken(pair: Replica) -> None:
 def test_an_address_that_is_empty_or_wrong(pair: Replica) -> None:
     unfit(pair, 0, "no-interface", "--interface", "nothing0")
     unfit(pair, 0, "not-local", "--host-ip", "192.0.2.1")
+    unfit(pair, 0, "not-local", "--host-ip", "0.0.0.0")
+    assert "0.0.0.0 leads every node to itself" in unfit(pair, 1, "loopback", "--head-ip=0.0.0.0")
+    assert "localhost resolves to 127.0.0.1" in unfit(pair, 0, "loopback", "--head-ip=localhost")
     unfit(pair, 1, "not-literal", "--host-ip", "localhost")
     unfit(pair, 1, "loopback", "--head-ip", "192.0.2.1")
     said = unfit(pair, 1, "no-address", "--head-ip", "nobody.invalid", "--meet-timeout", "1")

@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from release import CHECKOUT, environ, launch
 
-from fixes.errors import FixesError
+from fixes.errors import ExitCode, FixesError, Problem
 from fixes.launch import (
     address,
     devices,
     facts,
     group,
     health,
+    link,
     model,
     options,
     plan,
@@ -30,6 +33,7 @@ from fixes.launch import (
     wire,
 )
 from fixes.launch.group import Asked, Group
+from fixes.launch.meeting import Head
 from fixes.launch.model import Identity
 from fixes.launch.plan import Settings
 from fixes.launch.preflight import Place
@@ -521,6 +525,38 @@ def test_an_answer_that_is_none_of_vllms(monkeypatch: pytest.MonkeyPatch, body: 
     monkeypatch.setattr(health, "_ask", lambda *asked: (200, body))
     said = health.complete(health.Endpoint("127.0.0.1", 1, False, ""))
     assert said.startswith("no completion of one token: ")
+
+
+def test_a_refusal_of_many_nodes_is_a_line_that_they_take() -> None:
+    """Fifty nodes that differ in everything: a longer line than nodes accept."""
+    said: list[str] = []
+    told: list[dict[str, object]] = []
+    head = Head(link.card(0, "10.0.0.1", {}), 50, b"token", said.append)
+    head.tell = lambda **message: told.append(message)  # type: ignore[method-assign]
+    for rank in range(1, 50):
+        what = [f"fact {number}: node {rank} differs, {'x' * 400}" for number in range(12)]
+        head._refuse([Problem(ExitCode.NOT_STARTED, "nodes-differ", one) for one in what])
+    assert max(len(json.dumps(message)) for message in told) < wire.LIMIT
+    assert "and 568 more" in json.dumps(told[-1])
+
+
+def test_an_address_has_one_spelling() -> None:
+    assert address.lookup("fd00:0::0001") == ["fd00::1"]
+    group = Group(0, 2, "::1", "--head")
+    assert preflight.place(group, "::1", "0:0::1", "", "").ip == "::1"
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(address, "lookup", lambda name: [str(answer.wait(30))])
+    told: list[str] = []
+    start = time.monotonic()
+    with pytest.raises(FixesError, match="no-address"):
+        address.resolve("head", start + 2.5, told.append)
+    assert told and time.monotonic() - start < 4
+    answer.set()
 
 
 # The wire

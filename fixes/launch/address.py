@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,16 @@ def is_literal(text: str) -> bool:
     return True
 
 
+def canonical(ip: str) -> str:
+    """The one spelling of an address, so that it can be compared."""
+    return str(ipaddress.ip_address(ip))
+
+
+def is_unspecified(ip: str) -> bool:
+    """Whether it stands for every address of a host: 0.0.0.0 or ::."""
+    return ipaddress.ip_address(ip).is_unspecified
+
+
 def is_loopback(ip: str) -> bool:
     """Whether an address leads nowhere but to this host."""
     return ipaddress.ip_address(ip).is_loopback
@@ -34,7 +45,7 @@ def lookup(name: str) -> list[str]:
     A headless Service of two address families names one pod twice; vLLM takes one.
     """
     if is_literal(name):
-        return [name]
+        return [canonical(name)]
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -53,8 +64,15 @@ def resolve(name: str, deadline: float, waiting: Callable[[str], None], pause: f
     one. Raises FixesError (NOT_STARTED): none until the deadline, or several.
     """
     told = False
+
+    def wait() -> None:
+        nonlocal told
+        if not told:
+            waiting(f"{name} resolves to no address yet")
+        told = True
+
     while True:
-        found = lookup(name)
+        found = _lookup(name, deadline, wait)
         if len(found) == 1:
             return found[0]
         if len(found) > 1:
@@ -69,14 +87,26 @@ def resolve(name: str, deadline: float, waiting: Callable[[str], None], pause: f
             raise FixesError(
                 Problem(ExitCode.NOT_STARTED, "no-address", what, "head address", hint)
             )
-        if not told:
-            waiting(f"{name} resolves to no address yet")
-            told = True
+        wait()
         time.sleep(pause)
 
 
+def _lookup(name: str, deadline: float, slow: Callable[[], None]) -> list[str]:
+    """Look a name up in a thread: neither a stop nor the deadline waits for a name server."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(lookup(name)), daemon=True)
+    thread.start()
+    thread.join(2.0)
+    if thread.is_alive():
+        slow()
+        thread.join(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+    return found
+
+
 def is_local(ip: str) -> bool:
-    """Whether this host has the address."""
+    """Whether this host has the address; the one of all of them (0.0.0.0, ::) is none."""
+    if is_unspecified(ip):
+        return False
     try:
         with socket.socket(_family(ip), socket.SOCK_STREAM) as probe:
             probe.bind((ip, 0))

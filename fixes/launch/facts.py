@@ -19,6 +19,7 @@ _HINTS = {
     "fixes": "apply the same fixes on all nodes: the same --fix and --profile, the same image",
     "model": "serve the same model on all nodes",
     "model config": "serve the same model on all nodes",
+    "head address": "--head-ip is to be the address that the head itself has",
     "model weights": "the files of weights have other names or sizes: serve the same model",
 }
 #: Known on one node only, these say nothing: a repository may be in one node's cache.

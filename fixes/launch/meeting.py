@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.launch import address, wire
@@ -24,21 +25,36 @@ from fixes.launch.link import Card, Link, Say
 from fixes.launch.wire import Channel, Message, TokenError, WireError
 
 #: Connections at a time that have not introduced themselves.
-STRANGERS = 16
+STRANGERS = 64
+#: Seconds that a node needs to introduce itself, even where the head has much to do.
+_ENOUGH = 1.0
+#: Differences that are sent to nodes: a line is bounded. The head's own log has them all.
+_TOLD = 20
+#: Seconds until it is said again what is waited for.
+_REMINDER = 60.0
 #: Seconds that a refusing head waits for nodes that are not there yet, to tell them as well.
 REFUSING = 30.0
 #: Seconds between a worker's attempts.
 PAUSE = 1.0
 
 
+class _Stranger(NamedTuple):
+    """A connection that has not introduced itself: where from, and since when."""
+
+    peer: str
+    since: float
+
+
 class Head(Link):
     """Node 0's link: it listens, and takes one connection of every other rank."""
 
     def __init__(self, own: Card, nnodes: int, token: bytes, say: Say) -> None:
-        super().__init__(own, say)
+        super().__init__(_at(own, own.ip), say)
         self._nnodes, self._token = nnodes, token
         self._server: asyncio.AbstractServer | None = None
-        self._strangers = 0
+        self._strangers: dict[asyncio.StreamWriter, _Stranger] = {}  # the oldest first
+        self._turned_away = 0
+        self._doubles: set[str] = set()
         self._all = asyncio.Event()
         self._refused: list[Problem] = []
         self._told: set[int] = set()
@@ -62,23 +78,27 @@ class Head(Link):
 
         Raises FixesError: a node did not come, or differs. Those that came are told.
         """
-        while self._nnodes > 1 and not self._refused:
+        self._say(f"waiting for node {self._absent()}")
+        while not self._refused:
             left = deadline - time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all.wait(), max(0.0, left))
+                await asyncio.wait_for(self._all.wait(), max(0.0, min(left, _REMINDER)))
             if len(self._channels) == self._nnodes - 1:
                 break
             self._all.clear()
-            if time.monotonic() >= deadline:
-                absent = sorted(set(range(1, self._nnodes)) - set(self._channels))
-                which = ", ".join(map(str, absent))
-                what = f"node {which} did not come to {self.own.ip} in time"
+            if time.monotonic() < deadline:
+                self._say(f"waiting for node {self._absent()}")
+            else:
+                what = f"node {self._absent()} did not come to {self.own.ip} in time"
                 self._refuse([_problem("not-met", what, "is it started, with the same token?")])
         if self._refused:
             await self._linger(min(deadline, time.monotonic() + REFUSING))
             raise FixesError(*self._refused)
         self.together = True
         self.tell(start=self.own.incarnation)
+
+    def _absent(self) -> str:
+        return ", ".join(str(rank) for rank in range(1, self._nnodes) if rank not in self._channels)
 
     async def _linger(self, deadline: float) -> None:
         """Tell the refusal to nodes that come late, too: they would wait for nobody."""
@@ -95,29 +115,54 @@ class Head(Link):
 
     def _refuse(self, problems: list[Problem]) -> None:
         self._refused += problems
-        self.tell(refused=[problem._asdict() for problem in self._refused])
+        told = self._refused[:_TOLD]
+        if more := len(self._refused) - len(told):
+            told.append(_problem("nodes-differ", f"and {more} more", "see the head's log"))
+        self.tell(refused=[problem._asdict() for problem in told])
         self._told |= set(self._channels)
         self._all.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= STRANGERS:
+        peer = writer.get_extra_info("peername")[0]
+        if len(self._strangers) >= STRANGERS and not self._make_room(peer):
             writer.transport.abort()
             return
-        self._strangers += 1
+        self._strangers[writer] = _Stranger(peer, time.monotonic())
         self.keep(self._serve(reader, writer))
+
+    def _make_room(self, peer: str) -> bool:
+        """Send one of a crowd away for a connection from elsewhere, or one that had its time."""
+        crowds = Counter(one.peer for one in self._strangers.values())
+        crowd, size = crowds.most_common(1)[0]
+        oldest = next(one for one, is_ in self._strangers.items() if is_.peer == crowd)
+        waited = time.monotonic() - self._strangers[oldest].since
+        if crowds[peer] + 1 >= size and waited < _ENOUGH:
+            return False
+        del self._strangers[oldest]
+        oldest.transport.abort()
+        return True
+
+    def _turn_away(self, peer: str, why: str) -> None:
+        """Say it, but not so often that a stranger fills a disk."""
+        self._turned_away += 1
+        if self._turned_away < 10 or str(self._turned_away).strip("0") == "1":
+            count = f" ({self._turned_away} by now)" if self._turned_away > 9 else ""
+            self._say(f"a connection from {peer} is refused: it {why}{count}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection. Whatever a stranger sends, nothing but its own connection ends."""
-        peer = writer.get_extra_info("peername")[0]
+        peer = self._strangers[writer].peer
         try:
             channel = await wire.challenge(reader, writer, self._token)
             theirs = _read_card(await asyncio.wait_for(channel.receive(), wire.INTRODUCTION))
+            if writer not in self._strangers:
+                raise WireError("had to make room for others")
         except (WireError, asyncio.TimeoutError) as error:
-            self._say(f"a connection from {peer} is refused: it {error or 'says nothing'}")
+            self._turn_away(peer, str(error) or "says nothing")
             writer.close()
             return
         finally:
-            self._strangers -= 1
+            self._strangers.pop(writer, None)
         await self._take(theirs, channel)
 
     async def _take(self, theirs: Card, channel: Channel) -> None:
@@ -131,16 +176,20 @@ class Head(Link):
             self._refuse([problem])
             channel.close()
             return
+        if self._is_double(theirs):
+            channel.send({"busy": f"has {self.name(rank)} already"})
+            channel.close()
+            if theirs.incarnation not in self._doubles:
+                self._say(f"{theirs.name} is a second node {rank}, and has to wait")
+            self._doubles.add(theirs.incarnation)
+            return
         if self.together:
-            channel.send({"busy": 1})
+            channel.send({"busy": "is running a replica that this node is not in any more"})
             channel.close()
             if theirs.incarnation != self.cards[rank].incarnation:
                 self.events.put_nowait(Gone(rank, "started anew"))
             return
         if rank in self._channels:
-            old = self.cards[rank]
-            if old.incarnation != theirs.incarnation and old.ip != theirs.ip:
-                self._say(f"{theirs.name} takes the place of {old.name}")
             self._channels.pop(rank).abort()
         self.cards[rank], self._channels[rank] = theirs, channel
         self.heard[rank] = time.monotonic()
@@ -154,6 +203,16 @@ class Head(Link):
         if len(self._channels) == self._nnodes - 1:
             self._all.set()
         await self._hold(rank, channel)
+
+    def _is_double(self, theirs: Card) -> bool:
+        """Whether another node of this rank, at another address, is well: then that one stays.
+
+        One that has been replaced is silent soon, and then counts as lost.
+        """
+        old = self.cards.get(theirs.rank)
+        if old is None or old.incarnation == theirs.incarnation or old.ip == theirs.ip:
+            return False
+        return time.monotonic() - self.heard.get(theirs.rank, 0.0) <= SILENCE
 
     async def _hold(self, rank: int, channel: Channel) -> None:
         """Hear a node. Before the start it may go and come again."""
@@ -224,18 +283,22 @@ class Worker(Link):
         beating = None
         try:
             channel = await wire.introduce(reader, writer, self._token)
-            channel.send({"card": self.own._asdict()})
+            channel.send({"card": _at(self.own, self.head_ip)._asdict()})
             self._channels[0] = channel
             beating = self.keep(self.beat())
+            told = False
             while True:
                 # The head beats: where nothing comes, the way to it is gone.
                 message = await asyncio.wait_for(channel.receive(), SILENCE * 2)
                 if "refused" in message:
                     raise FixesError(*_read_problems(message["refused"]))
                 if "busy" in message:
-                    raise WireError("is running a replica that this node is not in any more")
+                    raise WireError(str(message["busy"]))
                 if "start" in message:
                     break
+                if not told:
+                    self._say(f"the head at {self.head_ip} is here; waiting for its word to start")
+                    told = True
             self.cards[0] = Card(0, self.head_ip, str(message["start"]), {})
             self.heard[0] = time.monotonic()
             self.together = True
@@ -246,6 +309,11 @@ class Worker(Link):
                 beating.cancel()
             writer.transport.abort()
             raise
+
+
+def _at(own: Card, head_ip: str) -> Card:
+    """A card with the head's address as this node knows it: all engines are to use that one."""
+    return own._replace(facts={**own.facts, "head address": head_ip})
 
 
 def _why(error: Exception) -> str:
@@ -269,7 +337,7 @@ def _read_problems(given: Any) -> list[Problem]:
         return [
             Problem(ExitCode.NOT_STARTED, str(one["kind"]), str(one["what"]), hint=str(one["hint"]))
             for one in given
-        ]
+        ] or [_problem("nodes-differ", "the head refuses without a reason", "see its log")]
     except (KeyError, TypeError):
         return [_problem("nodes-differ", "the head refuses without a reason", "see its log")]
 

@@ -37,6 +37,8 @@ def place(group: Group, head: str, asked_ip: str, asked_interface: str, vllm_ip:
     if asked_interface and asked_interface not in names:
         there = ", ".join(sorted(names))
         raise _failure("no-interface", f"no interface {asked_interface} here", there, "--interface")
+    if group.nnodes > 1 and head:
+        _check_head(group.head, head)
     ip, by = asked_ip, "--host-ip"
     if not ip and vllm_ip:
         ip, by = vllm_ip, "VLLM_HOST_IP"
@@ -52,6 +54,7 @@ def place(group: Group, head: str, asked_ip: str, asked_interface: str, vllm_ip:
         raise _failure("no-own-address", "this node's address is not known", "", "--host-ip")
     if not address.is_literal(ip):
         raise _failure("not-literal", f"{ip} is no literal address", "vLLM takes no name", by)
+    ip = address.canonical(ip)
     if not address.is_local(ip):
         here = ", ".join(one for ips in names.values() for one in ips)
         raise _failure("not-local", f"{ip} is no address of this node", f"it has {here}", by)
@@ -62,6 +65,14 @@ def place(group: Group, head: str, asked_ip: str, asked_interface: str, vllm_ip:
         what = f"{ip} is on {found}, not on {asked_interface}"
         raise _failure("other-interface", what, "gloo and NCCL would listen elsewhere", by)
     return Place(ip, asked_interface or found)
+
+
+def _check_head(name: str, ip: str) -> None:
+    """An address that leads every node to itself. Loopback as a literal is for a trial."""
+    what = f"{ip} leads every node to itself" if name == ip else f"{name} resolves to {ip}"
+    hint = "give the address that the other nodes reach the head at"
+    if address.is_unspecified(ip) or (address.is_loopback(ip) and not address.is_literal(name)):
+        raise _failure("loopback", what, hint, "--head-ip")
 
 
 def check(

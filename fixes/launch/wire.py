@@ -127,7 +127,7 @@ async def _introduce(
 ) -> Channel:
     asked = _message(await _line(reader, _STRANGERS_LIMIT))
     if asked.get("vllm-fixes") != PROTOCOL:
-        raise WireError(f"speaks version {asked.get('vllm-fixes')} of this, not {PROTOCOL}")
+        raise WireError(f"speaks version {asked.get('vllm-fixes')!r} of this, not {PROTOCOL}")
     mine = secrets.token_hex(32)
     nonces = f"{_text(asked, 'nonce')} {mine}".encode()
     _plain(writer, {"nonce": mine, "proof": _proof(token, b"worker", nonces).decode()})
