@@ -19,12 +19,15 @@ import places
 import pytest
 import standin
 from places import Place
+from release import environ
 from standin import TOKEN, Replica, until
 
+from fixes.commands import launch
 from fixes.launch import health
 
 STARTED, ENDED = 11, 12
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 143}
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +139,30 @@ def test_a_second_signal_does_not_wait(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_signals_to_the_very_end_change_no_verdict(pair: Replica, number: signal.Signals) -> None:
+    for _ in range(3):
+        head, worker = pair.up()
+        while head.process.poll() is None:
+            head.send(number)
+            time.sleep(0.002)
+        head.ends(0)
+        worker.ends(0)
+        for file in pair.folder.glob("?.*"):
+            file.unlink()
+
+
+def test_a_terminal_that_is_closed_is_a_stop(pair: Replica) -> None:
+    head, worker = pair.up()
+    head.send(signal.SIGHUP)
+    head.ends(0)
+    worker.ends(0)
+
+
+@pytest.mark.parametrize("number", CODES)
 def test_a_stopped_worker_ends_the_replica(pair: Replica, number: signal.Signals) -> None:
     head, worker = pair.up()
     worker.send(number)
-    worker.ends(128 + number)
+    worker.ends(CODES[number])
     head.ends(ENDED)
     assert f"node 1 (127.0.0.2): stopped by {number.name}" in head.text()
     pair.gone(0.5)
@@ -444,6 +467,24 @@ def test_a_wrong_token_is_refused_and_harms_nobody(pair: Replica) -> None:
     pair.running([head, pair.start(1)])
 
 
+def test_tokens_of_bytes_and_without_end(pair: Replica) -> None:
+    by_bytes = pair.folder / "token"
+    by_bytes.write_bytes(b"\xff\xfe" * 16 + b"\n")
+    nodes = [pair.start(0, "--token-file", str(by_bytes))]
+    nodes.append(pair.start(1, VLLM_FIXES_TOKEN="\udcff\udcfe" * 16))
+    pair.running(nodes)
+    endless = pair.start(0, "--token-file", "/dev/zero")
+    endless.ends(2)
+    assert "a token has 16 to 4096 bytes" in endless.text()
+
+
+def test_no_process_gets_the_token(pair: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verifying ones neither, which import vLLM."""
+    monkeypatch.setenv("VLLM_FIXES_TOKEN", TOKEN)
+    assert launch._token(None, dict(os.environ)) == TOKEN.encode()
+    assert "VLLM_FIXES_TOKEN" not in os.environ
+
+
 @pytest.mark.parametrize("token", ["", "short"])
 def test_no_token_is_a_usage_error(pair: Replica, token: str) -> None:
     node = pair.start(0, VLLM_FIXES_TOKEN=token)
@@ -614,8 +655,14 @@ def test_a_port_from_service_links(pair: Replica) -> None:
 
 
 def test_fixes_that_do_not_go_in(pair: Replica) -> None:
-    node = pair.start(0, "--fix", "no-such-fix")
-    node.ends(2)
+    for name in ("no-such-fix", "--dry-run", "--verify=bytes"):
+        node = pair.start(0, f"--fix={name}")
+        node.ends(2)
+        assert f"unknown-fix: no fix or bundle {name}" in node.text()
+    for option in ("--watch-port=-1", "--watch-port=70000", "--master-port=0"):
+        node = pair.start(0, option)
+        node.ends(2)
+        assert "is no port" in node.text()
     node = pair.start(0, "--expect-digest", "0" * 64)
     node.ends(10)
     assert not pair.engines()
@@ -706,6 +753,22 @@ def test_one_node_needs_no_token(place: Place, tmp_path: Path) -> None:
         node.send(signal.SIGTERM)
         node.ends(0)
         one.gone(0.5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_dry_run_is_what_is_run(pair: Replica, rank: int) -> None:
+    options = ("--interface", "lo", "-tp", "2")
+    shown = pair.start(rank, *options, "--dry-run", "--json")
+    shown.ends(0)
+    assert not pair.engines()
+    node = json.loads(shown.text())["nodes"][rank]
+    pair.running([pair.start(number, *options) for number in range(2)])
+    given = pair.given(rank)
+    assert node["commands"][0][1:] == given["arguments"]
+    assert node["commands"][0][0] == str(pair.place.site.parents[2] / "bin/vllm")
+    assert node["environment"].items() <= given["environment"].items()  # type: ignore[attr-defined]
+    added = set(given["environment"]) - set(environ())  # type: ignore[call-overload]
+    assert added <= {*node["environment"], "STANDIN", "LC_CTYPE"}
 
 
 def test_the_dry_run_is_one_document(place: Place) -> None:

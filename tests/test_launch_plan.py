@@ -49,6 +49,10 @@ TORCHRUN = {"MASTER_ADDR": "10.0.0.1", "NNODES": "3", "NODE_RANK": "2"}
 PYTORCHJOB = {"MASTER_ADDR": "job-master-0", "PET_NNODES": "2", "PET_NODE_RANK": "1"}
 
 
+def without(environment: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key != name}
+
+
 # Who this node is
 
 
@@ -68,6 +72,8 @@ PYTORCHJOB = {"MASTER_ADDR": "job-master-0", "PET_NNODES": "2", "PET_NODE_RANK":
         (Asked(), {**LWS, **STORM}, Group(1, 2, "big-0.big.default", "LeaderWorkerSet")),
         (Asked(head_ip="b"), LWS, Group(1, 2, "b", "LeaderWorkerSet")),
         (Asked(rank=0), LWS, Group(0, 2, "big-0.big.default", "--rank")),
+        (Asked(), {"NNODES": "1"}, Group(0, 1, "", "one node")),
+        (Asked(head=True, nnodes=2), {"LWS_WORKER_INDEX": "1"}, Group(0, 2, "", "--head")),
     ],
 )
 def test_who_this_node_is(asked: Asked, environment: Mapping[str, str], wanted: Group) -> None:
@@ -90,6 +96,15 @@ def test_who_this_node_is(asked: Asked, environment: Mapping[str, str], wanted: 
         (Asked(), {**LWS, "LWS_WORKER_INDEX": "x"}, "LWS_WORKER_INDEX=x is no whole number"),
         (Asked(), {**LWS, "LWS_LEADER_ADDRESS": "", "NNODES": "2"}, "says which node"),
         (Asked(head=True), {"NNODES": "two"}, "NNODES=two is no whole number"),
+        (Asked(rank=0), {}, "--rank needs --nnodes"),
+        (Asked(rank=1, head_ip="a"), {}, "--rank needs --nnodes"),
+        (Asked(), without(LWS, "LWS_LEADER_ADDRESS"), "half of a LeaderWorkerSet's: LWS_LEADER"),
+        (Asked(), {**LWS, "LWS_LEADER_ADDRESS": ""}, "half of a LeaderWorkerSet's: LWS_LEADER"),
+        (Asked(), without(LWS, "LWS_WORKER_INDEX"), "half of a LeaderWorkerSet's: LWS_WORKER"),
+        (Asked(), {**STORM, "PODSET_NAME": ""}, "half of a StormService's: PODSET_NAME"),
+        (Asked(), without(PYTORCHJOB, "MASTER_ADDR"), "half of a PyTorchJob's: MASTER_ADDR"),
+        (Asked(), without(TORCHRUN, "NNODES"), "half of a torchrun's: NNODES is missing"),
+        (Asked(rank=1), without(LWS, "LWS_GROUP_SIZE"), "half of a LeaderWorkerSet's"),
     ],
 )
 def test_what_does_not_say_who(asked: Asked, environment: Mapping[str, str], said: str) -> None:
@@ -166,6 +181,51 @@ def test_what_the_launcher_sets_cannot_be_given_behind(option: str) -> None:
             continue
         with pytest.raises(FixesError, match="the launcher sets it"):
             made(2, word, "3")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "-n3",
+        "-r1",
+        "-n=3",
+        "-t",
+        "-tp=2",
+        "--nnode",
+        "--tensor_parallel=2",
+        "--master",
+        "--headles",
+    ],
+)
+def test_what_the_launcher_sets_in_every_way_that_argparse_takes(word: str) -> None:
+    with pytest.raises(FixesError, match="the launcher sets it"):
+        made(2, word, "3")
+
+
+def test_words_that_only_look_like_it() -> None:
+    words = ("--max-num-seqs", "-1", "-q", "awq", "--no-enable-prefix-caching")
+    assert made(2, *words).arguments == ("--dtype", "auto", *words)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "\u00b2", "9" * 5000])
+def test_what_is_no_port(port: str) -> None:
+    with pytest.raises(FixesError, match=r"--port behind -- is .*, which is no port"):
+        made(2, "--port", port)
+    for name in ("MASTER_PORT", "DYN_HTTP_PORT"):
+        with pytest.raises(FixesError, match=name):
+            plan.settings(2, None, None, "vllm", "m", (), {name: port})
+    plan.settings(2, None, None, "vllm", "m", (), {"MASTER_PORT": "tcp://10.0.0.1:80"})
+
+
+@pytest.mark.parametrize("name", ["--api-server-count", "--api_server_count", "-asc"])
+def test_servers_of_the_api_are_the_heads_alone(name: str) -> None:
+    """vLLM refuses the option on a node without one."""
+    settings = made(2, name, "2", "--seed", "1")
+    head, worker = (plan.node(settings, rank, "a", "a", {}).commands[0] for rank in range(2))
+    assert head[-4:] == (name, "2", "--seed", "1")
+    assert not [one for one in options.compared(settings.arguments, 2, {}) if "server" in one]
+    assert options.compared(("-asc", "2"), 1, {}) == {}
+    assert worker[-3:] == ("auto", "--seed", "1")
 
 
 @pytest.mark.parametrize(
@@ -347,6 +407,26 @@ def test_a_warning_where_tensor_parallelism_has_no_fast_link(tmp_path: Path) -> 
     assert not preflight.warnings(made(2, tensor=16, pipeline=1), {}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("# options\nmax-model-len: 10\nheadless: true\n", "headless"),
+        ("  tensor_parallel_size: 8\n  port: 1\n", "tensor_parallel_size"),
+        ('"port" : 81\n', "port"),
+        ('{"seed": 1, "nnodes": 3}', "nnodes"),
+        ("kv:\n  port: 1\n  model: b\nseed: 1\nspeculative-config: {model: a, port: 1}\n", ""),
+    ],
+)
+def test_a_file_of_options(tmp_path: Path, text: str, key: str) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    found = list(preflight._file_of_options(made(2, "--config", str(file))))
+    assert [problem.kind for problem in found] == ["config-file"] * len(found)
+    assert bool(found) is bool(key) and (not key or f"sets {key}, and" in found[0].what)
+    (absent,) = preflight._file_of_options(made(2, f"--config={tmp_path}/none"))
+    assert "cannot be read" in absent.what
+
+
 def test_service_links(tmp_path: Path) -> None:
     assert kinds(made(), tmp_path, VLLM_PORT="tcp://10.0.0.1:80") == ["service-link"]
     assert kinds(made(), tmp_path, VLLM_PORT="29700") == []
@@ -408,6 +488,20 @@ def test_models(tmp_path: Path) -> None:
     assert first.config == second.config and first.weights != second.weights
     (here / "config.json").write_text("{ }")
     assert model.identify(str(here), "", {}).config != second.config
+
+
+def test_weights_that_are_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").symlink_to("/nowhere/blob")
+    with pytest.raises(FixesError, match=r"no-model.*model\.safetensors cannot be read"):
+        model.identify(str(tmp_path), "", {})
+
+
+def test_names_that_no_file_has(tmp_path: Path) -> None:
+    long = made()._replace(model="a/" + "x" * 5000)
+    for name in (long.model, "~nobody-of-this-name/model"):
+        found = list(preflight._model(long._replace(model=name), {"HF_HUB_OFFLINE": "1"}))
+        assert [problem.kind for problem in found] == ["no-model"]
 
 
 def test_a_model_of_a_repository(tmp_path: Path) -> None:

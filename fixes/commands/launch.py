@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -31,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="or $TENSOR_PARALLEL_SIZE")
     add("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="or $PIPELINE_PARALLEL_SIZE")
     add("--engine", choices=("vllm", "dynamo", "ray"), default="vllm", help="what to start")
-    add("--master-port", type=int, metavar="PORT", help="torch's rendezvous on the head; 29501")
-    add("--watch-port", type=int, default=0, metavar="PORT", help="the launchers'; 29590")
+    add("--master-port", type=_port, metavar="PORT", help="torch's rendezvous on the head; 29501")
+    add("--watch-port", type=_port, default=0, metavar="PORT", help="the launchers'; 29590")
     add("--host-ip", type=filled, metavar="IP", help="this node's own address")
     add("--interface", type=filled, metavar="NAME", help="the interface between nodes")
     add("--token-file", type=folder, metavar="FILE", help="the token; or $VLLM_FIXES_TOKEN")
@@ -101,7 +102,7 @@ _NO_FAILED_START = (
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fixes import environment
+    from fixes import environment, tree
     from fixes.launch import group, plan
 
     environ = dict(os.environ)
@@ -118,16 +119,21 @@ def _run(options: argparse.Namespace) -> int:
         getattr(options, "behind", ()),
         environ,
     )
-    port = options.master_port or _port(environ.get("MASTER_PORT", "")) or plan.MASTER_PORT
+    master = environ.get("MASTER_PORT", "")
+    preset = int(master) if plan.is_port(master) else plan.MASTER_PORT
+    port = options.master_port or preset
     made = made._replace(interface=options.interface or "", master_port=port)
+    path = environ.get("PATH", os.defpath)
     if options.dry_run:
         made = made._replace(python=options.python or sys.executable)
+        with contextlib.suppress(FixesError):  # no vLLM is needed for it
+            env = environment.of(options.python) if options.python else environment.current()
+            tree.find("vllm", env)
+            made = made._replace(program=plan.script(env.executable or sys.executable, path))
         return _dry_run(options, found, made, environ)
     env = environment.of(options.python) if options.python else environment.current()
     python = env.executable or sys.executable
-    made = made._replace(
-        python=python, program=plan.script(python, environ.get("PATH", os.defpath))
-    )
+    made = made._replace(python=python, program=plan.script(python, path))
     return _launch(options, found, made, env, environ)
 
 
@@ -178,20 +184,19 @@ def _apply(options: argparse.Namespace) -> dict[str, Any]:
     from fixes import overlays, recall
     from fixes.commands import apply, verify
 
-    words = [*(options.fix or ["pipeline-parallel"]), "--profile", options.profile]
-    for name in ("profiles", "python", "verify", "expect_digest", "accept_version"):
+    words = ["--scope-lock"] if options.scope_lock else []
+    for name in ("profile", "profiles", "python", "verify", "expect_digest", "accept_version"):
         if value := getattr(options, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    for path in options.allow_foreign or ():
-        words += ["--allow-foreign", path]
-    words += ["--scope-lock"] if options.scope_lock else []
+            words.append(f"--{name.replace('_', '-')}={value}")
+    words += [f"--allow-foreign={path}" for path in options.allow_foreign or ()]
+    names = ["--", *(options.fix or ["pipeline-parallel"])]  # whatever they begin with
     parser = argparse.ArgumentParser(add_help=False)
     if served := overlays.named(os.environ):
         verify.add_arguments(parser)
-        words += ["--overlay", served[0]] if options.python else []
-        return verify.verified(parser.parse_args(words)).document()
+        words += [f"--overlay={served[0]}"] if options.python else []
+        return verify.verified(parser.parse_args(words + names)).document()
     apply.add_arguments(parser)
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(words + names)
     document = recall.answer(asked)
     if document is None:
         from fixes import application
@@ -201,25 +206,40 @@ def _apply(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _token(file: Path | None, environ: dict[str, str]) -> bytes:
-    """The shared token. Raises FixesError (usage): none, not readable, too short."""
+    """The shared token, which no process that is started from now on gets.
+
+    Raises FixesError (usage): none, not readable, too short, too long.
+    """
     from fixes.launch.plan import TOKEN
-    from fixes.launch.wire import SHORTEST_TOKEN
+    from fixes.launch.wire import LONGEST_TOKEN, SHORTEST_TOKEN
 
     where = f"--token-file {file}" if file else TOKEN
     hint = f"nodes share a token: `head -c 32 /dev/urandom | base64`, in a file or in {TOKEN}"
+    os.environ.pop(TOKEN, None)
     try:
-        token = file.read_bytes().strip() if file else environ.get(TOKEN, "").strip().encode()
+        if file:
+            with file.open("rb") as stream:
+                token = stream.read(LONGEST_TOKEN + 1).strip()
+        else:
+            token = os.fsencode(environ.get(TOKEN, "")).strip()
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, where, hint)) from None
-    if len(token) < SHORTEST_TOKEN:
-        what = f"a token of {len(token)} bytes; {SHORTEST_TOKEN} at least" if token else "no token"
+    if not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
+        what = f"a token has {SHORTEST_TOKEN} to {LONGEST_TOKEN} bytes"
+        what += f", and not {len(token)}" if len(token) < SHORTEST_TOKEN else ", and not more"
+        what = what if token else "no token"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, where, hint))
     return token
 
 
 def _port(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    """An option's value that is a port."""
+    from fixes.launch import plan
+
+    if not plan.is_port(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port")
+    return int(text)
 
 
 def _version_of(distribution: str, paths: tuple[str, ...]) -> str:
@@ -231,20 +251,31 @@ def _version_of(distribution: str, paths: tuple[str, ...]) -> str:
 
 
 def _dry_run(options: argparse.Namespace, found: Any, made: Any, environ: Any) -> int:
-    """What every node would run. Looks nothing up but the head's name, and that once."""
+    """What every node would run. Looks nothing up but the head's name, and that once.
+
+    What only another node knows, or this one does not, has the name of a place holder.
+    """
     import json
     import shlex
 
-    from fixes.launch import address, plan
+    from fixes.launch import address, plan, preflight
 
-    own = options.host_ip or environ.get("VLLM_HOST_IP", "")
-    head = (address.lookup(found.head) or [found.head])[0] if found.head else "HEAD_IP"
-    if found.is_head and own:
-        head = own  # as it is when it runs
-    ips = {0: head, found.rank: head if found.is_head else own or f"NODE{found.rank}_IP"}
-    nodes = [
-        plan.node(made, rank, head, ips.get(rank, f"NODE{rank}_IP"), environ)
+    own = environ.get("VLLM_HOST_IP", "")
+    addresses = address.lookup(found.head) if found.head else []
+    head = addresses[0] if len(addresses) == 1 else ""
+    places = {
+        rank: preflight.Place(f"NODE{rank}_IP", made.interface or f"NODE{rank}_INTERFACE")
         for rank in range(found.nnodes)
+    }
+    places[0] = places[0]._replace(ip=head or found.head or "HEAD_IP")
+    if options.host_ip or own:
+        places[found.rank] = places[found.rank]._replace(ip=options.host_ip or own)
+    with contextlib.suppress(FixesError):
+        here = preflight.place(found, head, options.host_ip or "", made.interface, own)
+        places[found.rank] = here
+    nodes = [
+        plan.node(made._replace(interface=at.interface), rank, places[0].ip, at.ip, environ)
+        for rank, at in places.items()
     ]
     if options.json:
         document = {"verb": "launch", "source": found.source, "rank": found.rank}

@@ -7,6 +7,7 @@ of PLATFORMS whose variables are all there is taken whole: half of two would be 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import NamedTuple
 
 from fixes.errors import ExitCode, FixesError, Problem
@@ -23,13 +24,15 @@ class Platform(NamedTuple):
     nnodes: str
     head: str
 
-    def speaks(self, environ: Mapping[str, str]) -> bool:
-        """Whether all of its variables are there and filled."""
-        try:
-            head = self.head.format_map(environ)
-        except KeyError:
-            return False
-        return bool(head and environ.get(self.rank) and environ.get(self.nnodes))
+    def lacks(self, environ: Mapping[str, str]) -> list[str]:
+        """Its variables that are not there, or empty."""
+        names = [name for _, name, _, _ in Formatter().parse(self.head) if name]
+        return [name for name in (self.rank, self.nnodes, *names) if not environ.get(name)]
+
+    def is_half(self, environ: Mapping[str, str]) -> bool:
+        """Whether it has left something, but not all. NNODES alone is a preset."""
+        marks = {self.rank, self.nnodes} - {"NNODES"}
+        return bool(marks & set(environ) and self.lacks(environ))
 
 
 #: LeaderWorkerSet v0.9.0 and AIBrix v0.7.0 put these into every container; a Kubeflow
@@ -73,7 +76,7 @@ class Asked(NamedTuple):
 
 def find(asked: Asked, environ: Mapping[str, str]) -> Group:
     """The group. Raises FixesError (usage) with everything that does not add up."""
-    platform = next((one for one in PLATFORMS if one.speaks(environ)), None)
+    platform = next((one for one in PLATFORMS if not one.lacks(environ)), None)
     wrong: list[str] = []
     if asked.head and asked.worker:
         wrong.append("--head and --worker exclude each other")
@@ -83,12 +86,18 @@ def find(asked: Asked, environ: Mapping[str, str]) -> Group:
         if rank:
             wrong.append(f"--head is rank 0, not --rank {rank}")
     nnodes = asked.nnodes
+    half = next((one for one in PLATFORMS if one.is_half(environ)), None)
+    if half and not platform and not asked.worker and (rank is None or nnodes is None):
+        lacking = ", ".join(half.lacks(environ))
+        wrong.append(f"the environment is half of a {half.name}'s: {lacking} is missing or empty")
     if platform and rank is None and not asked.worker:
         rank, source = _number(environ, platform.rank, wrong), platform.name
     if platform and nnodes is None:
         nnodes = _number(environ, platform.nnodes, wrong)
     if nnodes is None and environ.get("NNODES"):
         nnodes = _number(environ, "NNODES", wrong)
+    if nnodes is None and asked.rank is not None and not (asked.head or asked.worker):
+        wrong.append("--rank needs --nnodes")
     if nnodes is None:
         nnodes = 2 if asked.head or asked.worker or rank else 1
     if asked.worker:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fixes.errors import ExitCode, FixesError, Problem
+
 #: What a folder that vLLM can serve holds one of (Hugging Face, Mistral).
 CONFIGS = ("config.json", "params.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -38,7 +40,7 @@ def absent(name: str, environ: Mapping[str, str]) -> str:
                 f"{name} is not in the cache of models ({_hub(environ)}), and HF_HUB_OFFLINE is set"
             )
         return ""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_file() and path.suffix == ".gguf":
         return ""
     if not path.is_dir():
@@ -52,12 +54,22 @@ def identify(name: str, revision: str, environ: Mapping[str, str]) -> Identity:
     """What a model is, by what lies on this node.
 
     A path may differ between nodes, so its name is its last part; a repository's may not.
+    Raises FixesError (NOT_STARTED): a file of it cannot be read, or is a link to nowhere.
     """
+    try:
+        return _identify(name, revision, environ)
+    except OSError as error:
+        what = f"{error.filename or name} cannot be read: {error.strerror}"
+        hint = "is the whole model on this node?"
+        raise FixesError(Problem(ExitCode.NOT_STARTED, "no-model", what, hint=hint)) from None
+
+
+def _identify(name: str, revision: str, environ: Mapping[str, str]) -> Identity:
     if not is_path(name):
         found = snapshot(name, revision or "main", environ)
         config = hashlib.sha256(found.name.encode()).hexdigest() if found else ""
         return Identity(f"{name}@{revision}" if revision else name, config)
-    path = Path(name).expanduser().resolve()
+    path = Path(os.path.expanduser(name)).resolve()
     if path.is_file():
         return Identity(path.name, "", _sizes([path]))
     digest = hashlib.sha256()

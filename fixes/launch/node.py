@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Mapping
+from types import FrameType
 from typing import NamedTuple
 
 from fixes.errors import ExitCode, FixesError, Problem
@@ -17,7 +19,7 @@ from fixes.launch.meeting import Head, Worker
 from fixes.launch.plan import Settings
 from fixes.launch.watch import Ending, Watch
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Terms(NamedTuple):
@@ -33,15 +35,18 @@ class Terms(NamedTuple):
 def live(made: Settings, card: Card, terms: Terms, environ: Mapping[str, str], say: Say) -> Ending:
     """Live one node's life. Raises FixesError where the replica does not come to be.
 
-    Whatever ends it, nothing that it started is left.
+    Whatever ends it, nothing that it started is left. Once it is over signals change nothing
+    any more; a start that failed may still be waited for, and is left by one.
     """
     kept = keeper.start()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         return asyncio.run(_live(made, card, terms, environ, say, kept))
-    finally:
+    except BaseException:
         for number, handler in before.items():
             signal.signal(number, handler)
+        raise
+    finally:
         processes.end_all()
 
 
@@ -54,9 +59,7 @@ async def _live(
     kept: Keeper,
 ) -> Ending:
     link = _link(made, card, terms, say)
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, link.events.put_nowait, Signalled(number))
+    _hand_on_signals(asyncio.get_running_loop(), link)
     await kept.open()
     link.keep(kept.listen(lambda said: link.events.put_nowait(Kept(said))))
     state = _State(link)
@@ -81,6 +84,21 @@ async def _live(
     finally:
         probes.close()
         await link.close()
+
+
+def _hand_on_signals(loop: asyncio.AbstractEventLoop, link: Link) -> None:
+    """Make events of signals.
+
+    The loop's own handlers would go with the loop, and a signal that comes after it kill.
+    """
+
+    def arrived(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(link.events.put_nowait, Signalled(number))
+
+    for number in _SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, arrived)
 
 
 def _link(made: Settings, card: Card, terms: Terms, say: Say) -> Link:

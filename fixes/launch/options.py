@@ -43,6 +43,7 @@ OWN = frozenset((_SERVER + _LOCAL).split())
 SHORT = {
     "-O": "--optimization-level",
     "-ac": "--attention-config",
+    "-asc": "--api-server-count",
     "-cc": "--compilation-config",
     "-dcp": "--decode-context-parallel-size",
     "-dp": "--data-parallel-size",

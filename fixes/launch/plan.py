@@ -33,6 +33,8 @@ OWN = {
     "--pipeline-parallel-size": "--pipeline-parallel-size",
     "-pp": "--pipeline-parallel-size",
 }
+#: vLLM refuses it on a node without an HTTP server.
+_HEADS_ALONE = ("--api-server-count", "-asc")
 
 
 class Settings(NamedTuple):
@@ -65,7 +67,7 @@ class Settings(NamedTuple):
     def api_port(self) -> int:
         """The port that the head serves HTTP on."""
         given = option(self.arguments, "--port") if self.engine != "dynamo" else self.dynamo_port
-        return int(given) if given.isdigit() else API_PORT
+        return int(given) if is_port(given) else API_PORT
 
 
 class Node(NamedTuple):
@@ -101,14 +103,15 @@ def settings(
         rest = without(rest, "--model")
     if len({name for _, name in named}) > 1:
         wrong.append("several models: " + ", ".join(f"{name} ({by})" for by, name in named))
-    model = named[0][1] if named else environ.get("MODEL", "")
+    model = named[0][1] if named else environ.get("MODEL", "").strip()
     if not model:
         wrong.append("no model: --model, or the first word behind --")
     for word in rest:
-        key = word.partition("=")[0]
-        plain = key.replace("_", "-") if key.startswith("--") else key
-        if plain in OWN:
-            wrong.append(f"{key} behind --: the launcher sets it; use its own {OWN[plain]}")
+        if same := _own(word):
+            wrong.append(f"{word} behind --: the launcher sets it; use its own {same}")
+    for given, by in ((option(rest, "--port"), "--port behind --"), *_ports(environ)):
+        if given and not is_port(given):
+            wrong.append(f"{by} is {given}, which is no port")
     if tensor is None:
         tensor = _preset(environ, "TENSOR_PARALLEL_SIZE", wrong)
     if pipeline is None:
@@ -136,7 +139,7 @@ def settings(
 def node(made: Settings, rank: int, head: str, own: str, environ: Mapping[str, str]) -> Node:
     """What one node runs. ``head`` and ``own`` are literal addresses.
 
-    An interface that the environment names already is left alone unless one was asked for.
+    An interface that the environment names already is left alone.
     """
     variables = {"VLLM_HOST_IP": own}
     for name in INTERFACES:
@@ -145,6 +148,8 @@ def node(made: Settings, rank: int, head: str, own: str, environ: Mapping[str, s
     role = "head" if rank == 0 else "worker"
     if made.nnodes == 1:
         variables.pop("VLLM_HOST_IP")
+    for name in _HEADS_ALONE if rank else ():
+        made = made._replace(arguments=tuple(without(made.arguments, name)))
     build = {"vllm": _vllm, "dynamo": _dynamo, "ray": _ray}[made.engine]
     return Node(rank, role, tuple(build(made, rank, head, own)), variables)
 
@@ -153,6 +158,34 @@ def child_environment(made: Node, environ: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a node's commands."""
     kept = {name: value for name, value in environ.items() if name != TOKEN}
     return {**kept, **made.environment}
+
+
+def is_port(text: str) -> bool:
+    """Whether it is a number of a TCP port."""
+    return text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536
+
+
+def _own(word: str) -> str:
+    """What is to be given instead of a word that sets what the launcher sets; empty for others.
+
+    As argparse takes it: beginnings of long options, and values that stick to a short one.
+    """
+    key = word.partition("=")[0]
+    if key.startswith("--"):
+        key = key.replace("_", "-")
+        found = [own for own in OWN if len(key) > 2 and own.startswith(key)]
+    else:
+        short = [own for own in OWN if not own.startswith("--")]
+        found = [own for own in short if len(key) > 1 and own.startswith(key)]
+        found += [own for own in short if len(own) == 2 and word.startswith(own)]
+    return OWN[found[0]] if found else ""
+
+
+def _ports(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Ports that the environment says. MASTER_PORT is a URI where a Service is called `master`."""
+    master = environ.get("MASTER_PORT", "")
+    found = [(environ.get("DYN_HTTP_PORT", ""), "DYN_HTTP_PORT")]
+    return found if "://" in master else [(master, "MASTER_PORT"), *found]
 
 
 def option(arguments: Sequence[str], name: str) -> str:

@@ -7,6 +7,7 @@ head's name.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,10 @@ from urllib.parse import urlsplit
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.launch import address, devices, model
 from fixes.launch.group import Group
-from fixes.launch.plan import RAY_PORT, Settings, option
+from fixes.launch.plan import OWN, RAY_PORT, Settings, is_port, option
+
+#: Options of vLLM that the launcher reads.
+_TO_KNOW = ("model", "revision", "host", "port", "api-key", "ssl-certfile", "async-scheduling")
 
 
 class Place(NamedTuple):
@@ -91,6 +95,7 @@ def check(
         *_ports(group, made, here, watch_port),
         *_devices(made, cpu, environ, root),
         *_model(made, environ),
+        *_file_of_options(made),
         *_service_links(environ),
         *_services(group, made, environ),
     ]
@@ -151,14 +156,40 @@ def _devices(
 
 
 def _model(made: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    if why := model.absent(made.model, environ):
+    try:
+        why = model.absent(made.model, environ)
+    except OSError as error:
+        why = f"{made.model} cannot be read: {error.strerror}"
+    if why:
         yield _problem("no-model", why, "is the volume mounted on this node too?", "--model")
+
+
+def _file_of_options(made: Settings) -> Iterator[Problem]:
+    """A file behind --config, which only vLLM reads: what the launcher sets or has to know."""
+    path = option(made.arguments, "--config")
+    if not path:
+        return
+    try:
+        text = Path(path).read_text("utf-8", "replace")
+    except OSError as error:
+        why = f"{path} cannot be read: {error.strerror}"
+        yield _problem("config-file", why, "is it on this node too?", "--config behind --")
+        return
+    first = re.search(r"(?m)^([ ]*)[^\s#%-]", text)
+    flow = text.lstrip().startswith("{")
+    start = r"[{,]\s*" if flow else f"(?m)^{first[1] if first else ''}"
+    for key in re.findall(start + r"""["']?([\w-]+)["']?\s*:""", text):
+        plain = key.replace("_", "-")
+        if f"--{plain}" in OWN or plain in _TO_KNOW:
+            what = f"{path} sets {key}, and the launcher does not see it there"
+            own = OWN.get(f"--{plain}", f"--{plain} behind --")
+            yield _problem("config-file", what, f"use {own}", "--config behind --")
 
 
 def _service_links(environ: Mapping[str, str]) -> Iterator[Problem]:
     """A Service called `vllm` makes Kubernetes set VLLM_PORT to a URI; vLLM reads a number."""
     value = environ.get("VLLM_PORT", "")
-    if value and not value.isdigit():
+    if value and not is_port(value):
         what = f"VLLM_PORT={value} is no port number, and vLLM stops at it"
         hint = "set enableServiceLinks: false in the pod, or give the Service another name"
         yield _problem("service-link", what, hint, "VLLM_PORT")

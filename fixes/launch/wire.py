@@ -25,7 +25,7 @@ LIMIT = 65536
 _STRANGERS_LIMIT = 512
 #: Seconds for the whole of an introduction.
 INTRODUCTION = 5.0
-SHORTEST_TOKEN = 16
+SHORTEST_TOKEN, LONGEST_TOKEN = 16, 4096
 #: tcp(7): a lost packet of a thin stream is sent again at even intervals, for a while.
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 
