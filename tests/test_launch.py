@@ -450,7 +450,7 @@ def test_what_is_waited_for_is_said(three: Replica) -> None:
 
 def test_a_refusal_reaches_a_node_that_comes_later(three: Replica) -> None:
     nodes = [three.start(0), three.start(1, "-tp", "3", "-pp", "1")]
-    nodes[0].says("node 1 (127.0.0.2) is here")
+    nodes[0].says("has 3; node 2 is to be told as well")
     nodes.append(three.start(2))
     for node in nodes:
         node.ends(STARTED, 30)
@@ -636,6 +636,8 @@ def test_an_address_that_is_empty_or_wrong(pair: Replica) -> None:
     assert "0.0.0.0 leads every node to itself" in unfit(pair, 1, "loopback", "--head-ip=0.0.0.0")
     assert "localhost resolves to 127.0.0.1" in unfit(pair, 0, "loopback", "--head-ip=localhost")
     unfit(pair, 1, "not-literal", "--host-ip", "localhost")
+    said = unfit(pair, 0, "other-address", "--host-ip", "127.0.0.8")
+    assert "to be at 127.0.0.1, which the others come to, and at 127.0.0.8" in said
     unfit(pair, 1, "loopback", "--head-ip", "192.0.2.1")
     said = unfit(pair, 1, "no-address", "--head-ip", "nobody.invalid", "--meet-timeout", "1")
     assert "resolves to no address" in said

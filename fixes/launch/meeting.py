@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -78,33 +78,35 @@ class Head(Link):
 
         Raises FixesError: a node did not come, or differs. Those that came are told.
         """
-        self._say(f"waiting for node {self._absent()}")
         while not self._refused:
             left = deadline - time.monotonic()
+            if left <= 0:
+                what = f"node {self._but(self._channels)} did not come to {self.own.ip} in time"
+                self._refuse([_problem("not-met", what, "is it started, with the same token?")])
+                break
+            self._say(f"waiting for node {self._but(self._channels)}")
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all.wait(), max(0.0, min(left, _REMINDER)))
+                await asyncio.wait_for(self._all.wait(), min(left, _REMINDER))
             if len(self._channels) == self._nnodes - 1:
                 break
             self._all.clear()
-            if time.monotonic() < deadline:
-                self._say(f"waiting for node {self._absent()}")
-            else:
-                what = f"node {self._absent()} did not come to {self.own.ip} in time"
-                self._refuse([_problem("not-met", what, "is it started, with the same token?")])
         if self._refused:
             await self._linger(min(deadline, time.monotonic() + REFUSING))
             raise FixesError(*self._refused)
         self.together = True
         self.tell(start=self.own.incarnation)
 
-    def _absent(self) -> str:
-        return ", ".join(str(rank) for rank in range(1, self._nnodes) if rank not in self._channels)
+    def _but(self, those: Container[int]) -> str:
+        """The other nodes' ranks but those."""
+        return ", ".join(str(rank) for rank in range(1, self._nnodes) if rank not in those)
 
     async def _linger(self, deadline: float) -> None:
         """Tell the refusal to nodes that come late, too: they would wait for nobody."""
-        while len(self._told) < self._nnodes - 1 and time.monotonic() < deadline:
-            if any(problem.kind == "not-met" for problem in self._refused):
-                break
+        if any(problem.kind == "not-met" for problem in self._refused):
+            return
+        if untold := self._but(self._told):
+            self._say(f"{self._refused[0].what}; node {untold} is to be told as well")
+        while self._but(self._told) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:

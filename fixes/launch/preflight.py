@@ -64,6 +64,9 @@ def place(group: Group, head: str, asked_ip: str, asked_interface: str, vllm_ip:
         raise _failure("not-local", f"{ip} is no address of this node", f"it has {here}", by)
     if group.nnodes > 1 and address.is_loopback(ip) and head and not address.is_loopback(head):
         raise _failure("loopback", f"no other node reaches {ip}", "give this node's own", by)
+    if group.is_head and group.nnodes > 1 and head not in ("", ip):
+        what = f"the head is to be at {head}, which the others come to, and at {ip}"
+        raise _failure("other-address", what, "give it one address", f"--head-ip and {by}")
     found = address.interface_of(ip)
     if asked_interface and found and found != asked_interface:
         what = f"{ip} is on {found}, not on {asked_interface}"

@@ -49,7 +49,6 @@ class Watch:
         self._events: asyncio.Queue[Event] = link.events
         self._others = {rank for rank in link.cards if rank != node.rank}
         self.phase = "starting"
-        self.alive = 0
         self._empty = self._clean = self._stopping = False
         self._signal = 0
         self._first = ""
@@ -93,11 +92,10 @@ class Watch:
     async def _kept(self, said: Mapping[str, Any]) -> Ending | None:
         own = self._link.own.name
         if "started" in said:
-            self.phase, self.alive = "running", len(said["started"])
+            self.phase = "running"
             pids = ", ".join(map(str, said["started"]))
             self._say(f"{self._labels() or 'nothing'} started (process {pids or 'none'})")
         elif "ended" in said:
-            self.alive -= 1
             how = processes.told(int(said["status"]))
             return await self._fail(f"{own}: {_label(self._node, said['ended'])} {how}", own=True)
         elif "stopped" in said:
@@ -154,7 +152,6 @@ class Watch:
         """Another node's stop: the engine runs on until the head's has ended."""
         self.phase = "stopping"
         self._stopping = True
-        why = ""
         if not self._first:
             await self._until(lambda: bool(self._first) or self._empty, self._grace + _SWEEP)
         why = self._first
