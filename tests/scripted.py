@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gzip
 import hashlib
 import json
 import random
@@ -25,8 +26,11 @@ CODE = re.compile(r"The access code of the archive in (\w+) is ([\w-]+)\.")
 ASKED = re.compile(r"Answer: The access code of the archive in (\w+) is$")
 Body = dict[str, Any]
 #: What a request comes to: nothing special, a status, or one of `close`, `cut`, `stall`, `die`,
-#: `garbage`, `empty`, `short`; of a stream `cut`, `short`, `error-event` and `no-done`.
+#: `garbage`, `empty`, `short`, `flood`, `trickle`; of a stream `cut`, `short`, `error-event`,
+#: `no-done`, `flood`, `trickle` and `packed`.
 Script = Callable[[int, str, Body], "str | int | None"]
+#: What becomes of a document, of an event too: the path, what was asked, what would be answered.
+Alter = Callable[[str, Body, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class Scripted:
 
     model: Model = Model()
     script: Script = lambda number, path, body: None
+    alter: Alter | None = None
     context: int = 2048
     name: str = "small"
     version: str = "0.30.0+cpu"
@@ -193,6 +198,8 @@ class Scripted:
             return False
         if isinstance(action, int):
             await self._send(writer, {"error": {"message": "as scripted"}}, action)
+        elif action in ("flood", "trickle"):
+            await self._without_end(writer, action)
         elif path == "/v1/completions" and body.get("stream"):
             return await self._stream(writer, body, action)
         elif path == "/metrics" and self.metrics:
@@ -201,6 +208,7 @@ class Scripted:
             await self._send(writer, "<html>not what was asked for</html>")
         else:
             status, document = self._document(path, body, action)
+            document = self.alter(path, body, document) if self.alter else document
             await self._send(writer, document, status, cut=action == "cut")
             return action != "cut"
         return True
@@ -212,6 +220,14 @@ class Scripted:
         head = f"HTTP/1.1 {status} Said\r\ncontent-length: {len(data)}\r\nretry-after: 0\r\n\r\n"
         writer.write(head.encode() + (data[: len(data) // 2] if cut else data))
         await writer.drain()
+
+    async def _without_end(self, writer: asyncio.StreamWriter, action: str) -> None:
+        """More than anyone can hold, or a byte now and then."""
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b" " * (1_000_000 if action == "flood" else 1))
+            await writer.drain()
+            await asyncio.sleep(0 if action == "flood" else 0.05)
 
     def _document(self, path: str, body: Body, action: object) -> tuple[int, Any]:
         if path == "/v1/models":
@@ -276,6 +292,15 @@ class Scripted:
         return f"token_id:{token}" if self.id_names else decode([token])
 
     async def _stream(self, writer: asyncio.StreamWriter, body: Body, action: object) -> bool:
+        if action == "packed":
+            events = [chunk(1, self.ids, number) for number in range(1, body["max_tokens"] + 1)]
+            data = gzip.compress(
+                "".join(f"data: {one}\n\n" for one in [*events, "[DONE]"]).encode()
+            )
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n")
+            writer.write(b"content-length: %d\r\n\r\n%s" % (len(data), data))
+            await writer.drain()
+            return True
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
@@ -293,7 +318,10 @@ class Scripted:
             held = min(self.a_chunk, count - first)
             told = self.ids and bool(body.get("return_token_ids"))
             so_far = first + held if self.usage == "continuous" else 0
-            self._event(writer, chunk(held, told, so_far))
+            event = chunk(held, told, so_far)
+            if self.alter:
+                event = json.dumps(self.alter("/v1/completions", body, json.loads(event)))
+            self._event(writer, event)
             if first % 64 == 0:
                 await writer.drain()
         seconds = time.perf_counter() - start

@@ -426,6 +426,9 @@ def test_hay_does_not_end_and_does_not_repeat() -> None:
         ('{"prompt": ""}', ":1"),
         ('{"text": "a"}', ":1"),
         ('["a"]', ":1"),
+        ('{"prompt": "a"}\n{"prompt": "\\ud800"}', ":2"),
+        ('{"prompt": 7}', ":1"),
+        ("[" * 100_000, ":1"),
     ],
 )
 def test_prompts_that_are_none(tmp_path: Path, content: str, what: str) -> None:
@@ -445,6 +448,10 @@ def test_prompts_that_are_none(tmp_path: Path, content: str, what: str) -> None:
         ("[greedy]\nmax_different = -1", "cannot be -1"),
         ("[greedy]\nmax_different = 0.5", "cannot be 0.5"),
         ("[noise]\nfloor = true", "cannot be True"),
+        ("[noise]\nceiling = nan", "cannot be nan"),
+        ("[noise]\nceiling = inf", "cannot be inf"),
+        ("[noise]\nfloor = 0.6", "floor is above noise.ceiling"),
+        ("[greedy]\nmax_different = '1'", "cannot be '1'"),
         ("[preflight]\nmust_equal = ['tokeniser']", "cannot be"),
         ("[preflight", "is not TOML"),
     ],
@@ -459,9 +466,9 @@ def test_thresholds_that_are_none(tmp_path: Path, content: str, what: str) -> No
 
 def test_thresholds_are_laid_over_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "thresholds.toml"
-    path.write_text("[noise]\nfloor = 1\n[preflight]\nmust_equal = []\n")
+    path.write_text("[noise]\nfloor = 0.25\n[preflight]\nmust_equal = []\n")
     found = thresholds.load(path)
-    assert found.noise_floor == 1 and found.preflight_must_equal == []
+    assert found.noise_floor == 0.25 and found.preflight_must_equal == []
     assert found.greedy_max_different == LIMITS.greedy_max_different
     assert set(found.document()) == {
         "preflight",

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -27,6 +30,8 @@ PACKAGES = (
     "rich",
     *(("tomli",) if sys.version_info < (3, 11) else ()),
 )
+_MOST = 10_000_000
+_OTHER_FILES = 64  # that are open beside the connections
 _Value = TypeVar("_Value", int, float)
 
 
@@ -41,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--candidate-model", type=filled, metavar="NAME", help="the candidate's (default: --model)")
     add("--prompts", type=folder, metavar="FILE", help="your own prompts, as JSON Lines")
     add("--thresholds", type=folder, metavar="FILE", help="your own thresholds, as TOML")
-    add("--greedy", type=_whole, default=12, metavar="N", help="prompts to answer (12)")
+    add("--greedy", type=_whole, metavar="N", help="prompts to answer (all: 12, or your own)")
     add("--answer-tokens", type=_some, default=128, metavar="N", help="tokens of each (128)")
-    add("--at-once", type=_whole, default=8, metavar="N", help="prompts to ask at once (8)")
+    add("--at-once", type=_at_once, default=8, metavar="N", help="prompts to ask at once (8)")
     add("--positions", type=_whole, default=8400, metavar="N", help="teacher-forced (8400)")
     _list(parser, "--needles", _some, (2048, 6144, 12288), "lengths in tokens")
     _list(parser, "--depths", _share, (0.1, 0.5, 0.9), "depths of a needle")
-    _list(parser, "--streams", _some, (1, 4, 8), "streams at once")
+    _list(parser, "--streams", _streams, (1, 4, 8), "streams at once")
     add("--prefix", type=_whole, default=2048, metavar="N", help="cached tokens of each (2048)")
     add("--new-tokens", type=_some, default=128, metavar="N", help="tokens of each (128)")
     add("--repeats", type=_whole, default=3, metavar="N", help="of each number of streams (3)")
@@ -76,12 +81,12 @@ def run(options: argparse.Namespace) -> int:
     if options.candidate_model and not options.candidate:
         what = "there is no CANDIDATE that it could be the model of"
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, "--candidate-model"))
-    for path in filter(None, (options.markdown, options.html)):
-        if not path.parent.is_dir():  # before an hour is spent
-            what = "there is no such folder to write to"
-            raise FixesError(Problem(ExitCode.USAGE, "usage", what, str(path.parent)))
+    _can_be_written([path for path in (options.markdown, options.html) if path])
     found = _compare(options)
-    _write(found, options)
+    try:
+        _write(found, options)
+    except FixesError as error:  # what was measured is not lost with it
+        found = replace(found, problems=(*found.problems, *error.problems))
     if options.json:
         report.emit(json.dumps(found.document(), indent=1) + "\n")
     else:
@@ -100,14 +105,15 @@ def _compare(options: argparse.Namespace) -> Report:
     from fixes.parity.legs import BASELINE, CANDIDATE
     from fixes.parity.progress import shown
 
-    key = os.environ.get(KEY, "")
+    key = _key(KEY)
     targets = {BASELINE: Target(_url(options.baseline), options.model, key)}
     if options.candidate:
         model = options.candidate_model or options.model
-        other = os.environ.get(CANDIDATE_KEY, key)
+        other = _key(CANDIDATE_KEY) if CANDIDATE_KEY in os.environ else key
         targets[CANDIDATE] = Target(_url(options.candidate), model, other)
+    prompts = workload.prompts(options.prompts)
     counts = workload.Counts(
-        options.greedy,
+        len(prompts) if options.greedy is None else options.greedy,
         options.answer_tokens,
         options.at_once,
         options.positions,
@@ -118,45 +124,68 @@ def _compare(options: argparse.Namespace) -> Report:
         options.new_tokens,
         options.repeats,
     )
-    prompts = workload.prompts(options.prompts)
+    if counts.nothing:
+        raise FixesError(Problem(ExitCode.USAGE, "usage", "every part is left out", "parity"))
     limits = thresholds.load(options.thresholds)
     with shown(options.quiet) as progress:
         made = compare(targets, counts, prompts, limits, options.timeout, progress)
         return asyncio.run(made)
 
 
+def _can_be_written(paths: Sequence[Path]) -> None:
+    """Raises FixesError where a report could not be written, before an hour is spent on it."""
+    problems = []
+    for path in paths:
+        if not path.parent.is_dir():
+            what = "there is no such folder to write to"
+            problems.append(Problem(ExitCode.USAGE, "usage", what, str(path.parent)))
+        elif path.exists() and not path.is_file():
+            problems.append(Problem(ExitCode.USAGE, "usage", "is no file to write to", str(path)))
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            what = "cannot be written to"
+            problems.append(Problem(ExitCode.CANNOT_WRITE, "permission", what, str(path.parent)))
+    if len({path.resolve() for path in paths}) < len(paths):
+        what = "is to hold both reports"
+        problems.append(Problem(ExitCode.USAGE, "usage", what, str(paths[0])))
+    if problems:
+        raise FixesError(*problems)
+
+
 def _write(found: Report, options: argparse.Namespace) -> None:
+    from fixes.outfile import replacing
     from fixes.parity.page import page
     from fixes.parity.tables import markdown
 
     for path, make in ((options.markdown, markdown), (options.html, page)):
         if path:
-            _put(path, make(found))
+            with replacing(path) as stream:
+                stream.write(make(found).encode("utf-8"))
 
 
-def _put(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, "utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        problem = Problem(ExitCode.CANNOT_WRITE, "cannot-write", str(error), str(path))
-        raise FixesError(problem) from None
+def _key(name: str) -> str:
+    """An API key of the environment. Raises FixesError: USAGE; its value is shown nowhere."""
+    key = os.environ.get(name, "").strip()  # files end with a line end
+    if not key.isascii() or not key.isprintable() or " " in key:
+        what = "holds what no API key does: a space, a line end, or no ASCII"
+        raise FixesError(Problem(ExitCode.USAGE, "usage", what, name))
+    return key
 
 
 def _url(text: str) -> str:
     """A base URL. Raises FixesError: USAGE."""
     import httpx
 
+    from fixes.parity.client import address
+
     try:
-        url = httpx.URL(text)
+        url = address(text)
         if url.scheme in ("http", "https") and url.host:
             return text
         what = "is no URL of a server"
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, ValueError) as error:
         what = f"is no URL: {error}"
-    raise FixesError(Problem(ExitCode.USAGE, "usage", what, text, "such as http://host:8000"))
+    shown = re.sub(r"//[^/@]*@", "//***@", text)
+    raise FixesError(Problem(ExitCode.USAGE, "usage", what, shown, "such as http://host:8000"))
 
 
 def _list(
@@ -167,9 +196,10 @@ def _list(
     about: str,
 ) -> None:
     """An option whose value is numbers with commas between, or ``none``."""
+    nothing = ("none",) if one is _share else ("none", "0")
 
     def several(text: str) -> tuple[_Value, ...]:
-        return () if text in ("none", "0") else tuple(one(each) for each in text.split(","))
+        return () if text in nothing else tuple(dict.fromkeys(map(one, text.split(","))))
 
     several.__name__ = "list of numbers"
     shown = ",".join(map(str, default))
@@ -179,11 +209,25 @@ def _list(
 
 
 def _whole(text: str) -> int:
-    return _number(text, int, 0, 10_000_000)
+    return _number(text, int, 0, _MOST)
 
 
 def _some(text: str) -> int:
-    return _number(text, int, 1, 10_000_000)
+    return _number(text, int, 1, _MOST)
+
+
+def _streams(text: str) -> int:
+    return _number(text, int, 1, _connections())
+
+
+def _at_once(text: str) -> int:
+    return _number(text, int, 0, _connections())
+
+
+def _connections() -> int:
+    """How many may be open at once; each is a file to this process."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST if most == resource.RLIM_INFINITY else min(most - _OTHER_FILES, _MOST)
 
 
 def _share(text: str) -> float:

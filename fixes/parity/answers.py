@@ -64,7 +64,7 @@ def generated(document: Any, prompt: Sequence[int], asked: int) -> Answer:
     if choice.get("token_ids") is None and not told:
         what = "gives no token ids, neither by return_token_ids nor in its logprobs"
         raise FaultError(Kind.NO_TOKEN_IDS, what)
-    tokens = _are_ids(named if choice.get("token_ids") is None else choice["token_ids"])
+    tokens = ids(named if choice.get("token_ids") is None else choice["token_ids"])
     if told and named != tokens:
         what = "its token_ids are not the tokens of its logprobs"
         raise FaultError(Kind.MALFORMED, what)
@@ -115,10 +115,10 @@ def tokens_of_prompt(document: Any) -> list[int]:
     found = _choice(document).get("prompt_token_ids")
     if not found:
         raise FaultError(Kind.NO_TOKEN_IDS, "does not tell the token ids of a prompt")
-    return _are_ids(found)
+    return ids(found)
 
 
-def _are_ids(tokens: object) -> list[int]:
+def ids(tokens: object) -> list[int]:
     """The same, if it is a list of token ids. Raises FaultError: malformed."""
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise FaultError(Kind.MALFORMED, "its token ids are no list of whole numbers")

@@ -52,12 +52,20 @@ async def compare(
         lines = _lines(known)
         if refused := preflight.refusals(lines, limits.preflight_must_equal):
             raise FixesError(*refused)
+        if len({(endpoints[leg].url, one.model) for leg, one in known.items()}) < len(known):
+            what = "is the baseline as well: one server cannot be compared with itself"
+            hint = "one URL alone gives its figures, and how far it differs from itself"
+            raise FixesError(Problem(ExitCode.USAGE, "usage", what, known[CANDIDATE].url, hint))
         # The control is the same endpoint: one leg more.
         endpoints[CONTROL] = endpoints[BASELINE]
         told = {**known, CONTROL: known[BASELINE]}
         legs = Legs(endpoints, told, progress)
         measured = await run.measure(legs, counts, prompts)
-    verdict = judge(measured, limits, CANDIDATE in known)
+        unknown = preflight.unknown(lines, limits.preflight_must_equal if len(known) > 1 else ())
+        for leg, one in known.items():
+            if not endpoints[leg].gone:
+                unknown += [f"{leg}: {what}" for what in await facts.changed(endpoints[leg], one)]
+    verdict = judge(measured, limits, CANDIDATE in known, unknown)
     return Report(
         known,
         lines,
@@ -99,6 +107,9 @@ def _problems(verdict: Verdict, legs: Legs) -> list[Problem]:
         Problem(ExitCode.NOT_FOUND, "unreachable", fault.what, f"{leg} {legs.facts[leg].url}", LOG)
         for leg, fault in legs.gone.items()
     ]
+    if verdict.unknown:
+        what = "; ".join(verdict.unknown)
+        problems.append(Problem(ExitCode.MISMATCH, "incomplete", what, "preflight"))
     for part in verdict.parts:
         if part.status in (Status.DIFFERENT, Status.INCOMPLETE):
             what = "; ".join(part.reasons)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.parity import answers, forced, greedy
 from fixes.parity.client import Endpoint
-from fixes.parity.faults import LOG, Fault, FaultError, Kind
+from fixes.parity.faults import LOG, Fault, FaultError, Kind, well_formed
 from fixes.parity.preflight import Facts
+from fixes.parity.words import short
 from fixes.parity.workload import STRINGS
 
 COMPLETIONS = "/v1/completions"
 _TRIES = 3
+_SHORTEST = 32  # tokens of a context in which there is room for a prompt and an answer
+#: What does not change while a server runs.
+_STABLE = ("context", "version", "fingerprint")
 _PAUSE = 2.0  # seconds: an engine that has failed for good takes its server with it by then
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 #: What ends the preflight; another fault only means that one thing is not told.
@@ -27,24 +33,51 @@ _NO_SERVER = (*_LOST, Kind.STALLED, Kind.CUT_SHORT)
 async def gather(endpoint: Endpoint, model: str | None) -> Facts:
     """Everything about an endpoint. Raises FixesError if it cannot be reached or measured."""
     try:
-        name, context = _chosen(await endpoint.get("/v1/models"), model, endpoint)
-        fingerprint, salted, ids = await _first_answer(endpoint, name)
-        return Facts(
-            url=endpoint.shown,
-            model=name,
-            context=context,
-            version=str((await _quietly(endpoint, "/version")).get("version", "")),
-            fingerprint=fingerprint,
-            digest=(_DIGEST.search(fingerprint) or ("", ""))[1],
-            tokens=await _strings(endpoint, name),
-            defaults=await _defaults(endpoint, name),
-            ids=ids,
-            forced=await _forcing(endpoint, name),
-            salted=salted,
-            **await _metrics(endpoint),
+        seen = await _seen(endpoint, model)
+        speculation, caching = await _metrics(endpoint)
+        return replace(
+            seen,
+            tokens=await _strings(endpoint, seen.model),
+            defaults=await _defaults(endpoint, seen.model),
+            forced=await _forcing(endpoint, seen.model),
+            speculation=speculation,
+            caching=caching,
         )
     except FaultError as error:
-        raise FixesError(_no_facts(error.fault, endpoint)) from None
+        raise FixesError(_no_facts(endpoint.told(error.fault), endpoint)) from None
+
+
+async def changed(endpoint: Endpoint, before: Facts) -> list[str]:
+    """What an endpoint tells otherwise than before: another server answers at its URL now."""
+    try:
+        now = await _seen(endpoint, before.model)
+    except FaultError as error:
+        return [f"cannot be asked at the end ({error.fault.kind.value})"]
+    except FixesError as error:
+        return [problem.what for problem in error.problems]
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in _STABLE]
+    return [
+        f"{name} was {short(str(was)) or 'not told'} at the start and is"
+        f" {short(str(told)) or 'not told'} at the end"
+        for name, was, told in pairs
+        if was != told
+    ]
+
+
+async def _seen(endpoint: Endpoint, model: str | None) -> Facts:
+    """What an endpoint is, without what it can."""
+    name, context = _chosen(await _ready(lambda: endpoint.get("/v1/models")), model, endpoint)
+    fingerprint, salted, ids = await _first_answer(endpoint, name)
+    return Facts(
+        url=endpoint.shown,
+        model=name,
+        context=context,
+        version=str((await _quietly(endpoint, "/version")).get("version", "")),
+        fingerprint=fingerprint,
+        digest=(_DIGEST.search(fingerprint) or ("", ""))[1],
+        ids=ids,
+        salted=salted,
+    )
 
 
 def _no_facts(fault: Fault, endpoint: Endpoint) -> Problem:
@@ -69,9 +102,8 @@ async def tokenize(endpoint: Endpoint, model: str, text: str, begins: bool = Tru
     """
     asked = {"model": model, "prompt": text, "add_special_tokens": begins}
     try:
-        found = await endpoint.post("/tokenize", asked)
-        return [int(token) for token in found["tokens"]]
-    except (KeyError, TypeError, ValueError):
+        return answers.ids((await endpoint.post("/tokenize", asked))["tokens"])
+    except (LookupError, TypeError):
         pass
     except FaultError as error:
         if error.fault.kind not in (Kind.REFUSED, Kind.MALFORMED):
@@ -80,20 +112,22 @@ async def tokenize(endpoint: Endpoint, model: str, text: str, begins: bool = Tru
     return answers.tokens_of_prompt(await endpoint.post(COMPLETIONS, body))
 
 
+@well_formed()
 def _chosen(document: Any, wanted: str | None, endpoint: Endpoint) -> tuple[str, int]:
     """The model to ask, and its context; 0 where that is not told. Adapters are passed over."""
-    try:
-        cards = {str(card["id"]): card for card in document["data"] if not card.get("parent")}
-        every = {str(card["id"]): card for card in document["data"]}
-    except (KeyError, TypeError, AttributeError):
-        raise FaultError(Kind.MALFORMED, "/v1/models is no list of models") from None
+    cards = {str(card["id"]): card for card in document["data"] if not card.get("parent")}
+    every = {str(card["id"]): card for card in document["data"]}
     if wanted is None and len(cards) == 1:
         (wanted,) = cards
     if wanted not in every:
         what = f"it has no model {wanted}" if wanted else f"it serves {len(cards)} models"
-        hint = f"choose by --model or --candidate-model: {', '.join(every)}"
+        names = ", ".join(map(short, every))
+        hint = f"choose by --model or --candidate-model: {names}" if every else ""
         raise FixesError(Problem(ExitCode.USAGE, "usage", what, endpoint.shown, hint))
-    return wanted, int(every[wanted].get("max_model_len") or 0)
+    context = every[wanted].get("max_model_len") or 0
+    if type(context) is not int or 0 < context < _SHORTEST or context < 0:
+        raise FaultError(Kind.MALFORMED, f"nothing can be measured in a context of {context!r}")
+    return wanted, context
 
 
 async def _first_answer(endpoint: Endpoint, model: str) -> tuple[str, bool, str]:
@@ -101,26 +135,26 @@ async def _first_answer(endpoint: Endpoint, model: str) -> tuple[str, bool, str]
     body = greedy.body([], 4) | {"model": model, "prompt": STRINGS[0]}
     for salted in (True, False):
         try:
-            document = await _ready(
-                endpoint, body | ({"cache_salt": "preflight"} if salted else {})
-            )
+            asked = body | ({"cache_salt": "preflight"} if salted else {})
+            document = await _ready(partial(endpoint.post, COMPLETIONS, asked))
             break
         except FaultError as error:
             if error.fault.kind is not Kind.REFUSED or not salted:
                 raise
-    choice = document["choices"][0] if document.get("choices") else {}
-    fingerprint = str(document.get("system_fingerprint") or "")
-    if choice.get("token_ids") is not None:
-        return fingerprint, salted, "return_token_ids"
-    try:
+    with well_formed():
+        choice = document["choices"][0] if document.get("choices") else {}
+        fingerprint = str(document.get("system_fingerprint") or "")
+        if choice.get("token_ids") is not None:
+            return fingerprint, salted, "return_token_ids"
         prompt = [0] * int((document.get("usage") or {}).get("prompt_tokens") or 0)
+    try:
         answers.generated(document, prompt, 1)
     except FaultError:
         return fingerprint, salted, ""
     return fingerprint, salted, "logprobs"
 
 
-async def _ready(endpoint: Endpoint, body: dict[str, object]) -> Any:
+async def _ready(ask: Callable[[], Awaitable[Any]]) -> Any:
     """An answer; an error of the server at the very first requests is tried again.
 
     Raises FaultError: ``gone`` where the server has ended after such an error.
@@ -128,7 +162,7 @@ async def _ready(endpoint: Endpoint, body: dict[str, object]) -> Any:
     failed: Fault | None = None
     for attempt in range(_TRIES):
         try:
-            return await endpoint.post(COMPLETIONS, body)
+            return await ask()
         except FaultError as error:
             fault = error.fault
             if failed and fault.kind in _NO_SERVER:
@@ -157,7 +191,8 @@ async def _defaults(endpoint: Endpoint, model: str) -> tuple[int, ...]:
     try:
         for _ in range(2):
             document = await endpoint.post(COMPLETIONS, body)
-            told.append((document.get("choices") or [{}])[0].get("token_ids") or ())
+            with well_formed():
+                told.append(answers.ids(document["choices"][0].get("token_ids") or []))
     except FaultError as error:
         if error.fault.kind in _LOST:
             raise
@@ -180,18 +215,18 @@ async def _forcing(endpoint: Endpoint, model: str) -> str:
     return ""
 
 
-async def _metrics(endpoint: Endpoint) -> dict[str, str]:
+async def _metrics(endpoint: Endpoint) -> tuple[str, str]:
     """Speculative decoding and prefix caching, where the metrics of vLLM are there to tell."""
     try:
         text = await endpoint.text("/metrics")
     except FaultError:
-        return {}
+        return "", ""
     if "vllm:" not in text:
-        return {}
+        return "", ""
     caching = re.search(r'vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"', text)
     speculation = "on" if "vllm:spec_decode_num_draft" in text else "off"
     on = {"True": "on", "False": "off"}
-    return {"speculation": speculation, "caching": on.get(caching[1], "") if caching else ""}
+    return speculation, on.get(caching[1], "") if caching else ""
 
 
 async def _quietly(endpoint: Endpoint, path: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fixes.parity.answers import Floats, Positions
 from fixes.parity.comparing import Noise, close
-from fixes.parity.greedy import LIKELIEST
+from fixes.parity.greedy import LIKELIEST, NEUTRAL
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def body(tokens: Sequence[int]) -> dict[str, object]:
     return {
         "prompt": list(tokens),
         "max_tokens": 1,
-        "temperature": 0,
         "prompt_logprobs": LIKELIEST,
         "return_token_ids": True,
+        **NEUTRAL,
     }
 
 
@@ -61,10 +61,10 @@ def echoing(tokens: Sequence[int]) -> dict[str, object]:
     return {
         "prompt": list(tokens),
         "max_tokens": 1,
-        "temperature": 0,
         "echo": True,
         "logprobs": LIKELIEST,
         "return_tokens_as_token_ids": True,
+        **NEUTRAL,
     }
 
 

@@ -102,7 +102,7 @@ class Legs:
 
     async def note(self, leg: str, question: str, fault: Fault) -> None:
         """Keep a fault with its place; after a silence, see whether the endpoint is there."""
-        self.faults.append(fault.at(leg, question))
+        self.faults.append(self.endpoints[leg].told(fault).at(leg, question))
         if fault.kind in SILENCES:
             await self.endpoints[leg].check(fault)
 

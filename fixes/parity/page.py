@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from fixes import __version__
-from fixes.parity.legs import CONTROL
 from fixes.parity.plots import plots
 from fixes.parity.report import Report
-from fixes.parity.tables import Table, noise, tables
+from fixes.parity.tables import Table, summary, tables
+from fixes.parity.words import printable
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem;
@@ -32,14 +32,11 @@ figcaption, .about { color: #4a5568 }
 def page(report: Report) -> str:
     """The whole file. The Content-Security-Policy lets it load nothing."""
     verdict = report.verdict.status.value
-    items = [f"{leg}: {facts.url}" for leg, facts in report.facts.items() if leg != CONTROL]
-    items += [f"{report.started}, {report.seconds:.0f} s; {noise(report)}"]
-    items += [*report.verdict.reasons, *(f"note: {note}" for note in report.notes())]
     body = [
         f"<h1>Parity, by vllm-fixes {escape(__version__)}</h1>",
         f'<p class="verdict {verdict}">{escape(report.headline())}</p>',
         "<ul>",
-        *(f"<li>{escape(item)}</li>" for item in items),
+        *(f"<li>{_shown(item)}</li>" for item in summary(report)),
         "</ul>",
     ]
     for caption, svg in plots(report):
@@ -61,12 +58,16 @@ def page(report: Report) -> str:
     )
 
 
+def _shown(text: str) -> str:
+    return escape(printable(text))
+
+
 def _table(table: Table) -> list[str]:
     def row(cells: tuple[str, ...], tag: str) -> str:
-        marked = (f"<{tag}>{escape(cell.replace('**', ''))}</{tag}>" for cell in cells)
+        marked = (f"<{tag}>{_shown(cell)}</{tag}>" for cell in cells)
         return f"<tr>{''.join(marked)}</tr>"
 
-    about = [f'<p class="about">{escape(table.about)}</p>'] if table.about else []
+    about = [f'<p class="about">{_shown(table.about)}</p>'] if table.about else []
     return [
         f"<h2>{escape(table.title)}</h2>",
         *about,

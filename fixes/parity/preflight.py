@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fixes.errors import ExitCode, Problem
+from fixes.parity.words import short
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ def refusals(found: Sequence[Line], must_equal: Sequence[str]) -> list[Problem]:
     ]
 
 
+def unknown(found: Sequence[Line], must_equal: Sequence[str]) -> list[str]:
+    """What the thresholds want to be equal, and not both endpoints tell."""
+    return [
+        f"{line.name} must be equal by the thresholds, and cannot be compared"
+        f" (baseline: {line.baseline}, candidate: {line.candidate})"
+        for line in found
+        if line.name in must_equal and line.equal is None
+    ]
+
+
 _HINTS = {
     "tokenizer": "token ids of two tokenizers cannot be compared",
     "defaults": "start both with the same --generation-config",
@@ -80,7 +91,7 @@ _HINTS = {
 
 def _line(name: str, baseline: str, candidate: str) -> Line:
     equal = baseline == candidate if baseline and candidate else None
-    return Line(name, baseline or "not told", candidate or "not told", equal)
+    return Line(name, short(baseline) or "not told", short(candidate) or "not told", equal)
 
 
 def _tokens(

@@ -79,6 +79,8 @@ async def _greedy(
     legs: Legs, counts: Counts, prompts: Sequence[str], context: int, measured: Measured
 ) -> int:
     """One question at a time, each cold and then warm: again with the salt it had."""
+    if counts.greedy > len(prompts):
+        measured.notes.append(f"greedy: there are {len(prompts)} prompts, not {counts.greedy}")
     answer = min(counts.answer_tokens, max(1, context - _SHORTEST))
     tokens = await _prompts(legs, prompts[: counts.greedy], context - answer, measured)
 
@@ -109,6 +111,11 @@ async def _batching(
 ) -> int:
     """The first questions again, all at once."""
     if counts.batch < 2:
+        return 0
+    if len(prompts) < 2:
+        measured.notes.append(
+            "batching: there is but one prompt, and nothing to ask at once with it"
+        )
         return 0
     answer = min(counts.answer_tokens, max(1, context - _SHORTEST))
     tokens = await _prompts(legs, prompts[: counts.batch], context - answer, Measured())
@@ -153,27 +160,36 @@ async def _forced(
 async def _needles(
     legs: Legs, counts: Counts, prompts: Sequence[str], context: int, measured: Measured
 ) -> int:
-    measured.needles = needles.plan(counts.lengths, counts.depths, context)
-    if not measured.needles:
-        return 0
-    hay = await _hay(legs, max(needle.tokens for needle in measured.needles))
+    planned = needles.plan(counts.lengths, counts.depths, context)
     if longer := [length for length in counts.lengths if length > context - needles.RESERVE]:
         told = ", ".join(map(str, longer))
         measured.notes.append(f"needles: {told} tokens do not fit into the context of {context}")
+    if not planned:  # what was asked for and has no room is not measured
+        return len(counts.lengths) * len(counts.depths)
+    hay = await _hay(legs, max(needle.tokens for needle in planned))
     questions = {}
+    small: list[int] = []
 
     async def question(name: str, tokens: list[int], leg: str) -> dict[str, Answer]:
         body = greedy.body(tokens, needles.ANSWER_TOKENS)
         read = partial(answers.generated, prompt=tokens, asked=needles.ANSWER_TOKENS)
         return known({name: await legs.ask(leg, name, body, read, f"{name}-{leg}")})
 
-    for needle in measured.needles:
+    for needle in planned:
         planted = await _tokens(legs, needle.sentence, begins=False)
         asked = await _tokens(legs, needle.question, begins=False)
+        if len(planted) + len(asked) > needle.tokens:
+            small.append(needle.tokens)
+            continue
         tokens = needles.haystack(hay, needle, planted, asked)
         questions[needle.name] = partial(question, needle.name, tokens)
+    measured.notes.extend(
+        f"needles: {length} tokens do not hold one and its question"
+        for length in dict.fromkeys(small)
+    )
+    measured.needles = [needle for needle in planned if needle.name in questions]
     measured.needled = await legs.each("needles", questions)
-    return len(questions)
+    return len(planned)
 
 
 async def _speed(
@@ -186,18 +202,18 @@ async def _speed(
     prefix = max(0, min(counts.prefix, context - new - _SUFFIX))
     if (prefix, new) != (counts.prefix, counts.new_tokens):
         measured.notes.append(f"speed: a prefix of {prefix} and {new} new tokens fit the context")
-    hay = await _hay(legs, prefix + _SUFFIX * (max(counts.streams) + 1))
-    # Rotated by one more token each time: no two requests end alike, all begin alike.
-    ends = hay[prefix:]
+    requests = sum(counts.streams) * (counts.repeats + 1) * len(legs.names)
+    hay = await _hay(legs, prefix + requests + _SUFFIX)
     number = 0
 
     async def at_once(leg: str, streams: int, name: str) -> list[Timeline | None]:
         nonlocal number
         prompts = []
         for _ in range(streams):
+            # One token further each time: no two requests end alike, all begin alike.
             number += 1
-            at = number % (len(ends) - _SUFFIX + 1)
-            prompts.append([*hay[:prefix], *ends[at : at + _SUFFIX]])
+            at = prefix + number
+            prompts.append([*hay[:prefix], *hay[at : at + _SUFFIX]])
         asked = [legs.stream(leg, name, speed.body(one, new), "speed") for one in prompts]
         with uncollected():
             return list(await asyncio.gather(*asked))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fixes.parity.answers import Floats
+from fixes.parity.greedy import NEUTRAL
 from fixes.parity.sse import Timeline
 
 PERCENTILES = (50, 90, 99)
@@ -156,8 +157,8 @@ def body(tokens: Sequence[int], count: int) -> dict[str, object]:
         "prompt": list(tokens),
         "max_tokens": count,
         "ignore_eos": True,
-        "temperature": 0,
         "return_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **NEUTRAL,
     }

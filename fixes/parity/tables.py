@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from fixes.parity.comparing import Likeness
 from fixes.parity.legs import BASELINE, CANDIDATE, CONTROL
 from fixes.parity.report import Report, faults
 from fixes.parity.verdict import Part, Status
+from fixes.parity.words import printable
 
 _LEGS = {
     CANDIDATE: "candidate against baseline",
@@ -92,17 +94,27 @@ def tables(report: Report) -> list[Table]:
 def markdown(report: Report) -> str:
     """The whole report as Markdown, aligned so that it can be read as text."""
     lines = [f"# Parity, by vllm-fixes {__version__}", "", f"**{report.headline()}**", ""]
-    for leg, facts in report.facts.items():
-        if leg != CONTROL:
-            lines.append(f"- {leg}: {facts.url}")
-    lines += [f"- {report.started}, {report.seconds:.0f} s; {noise(report)}"]
-    lines += [f"- {reason}" for reason in report.verdict.reasons]
-    lines += [f"- note: {note}" for note in report.notes()]
+    lines += [f"- {_escaped(item)}" for item in summary(report)]
     for table in tables(report):
         lines += ["", f"## {table.title}", ""]
-        lines += [table.about, ""] if table.about else []
+        lines += [_escaped(table.about), ""] if table.about else []
         lines += _grid(table)
     return "\n".join(lines) + "\n"
+
+
+def summary(report: Report) -> list[str]:
+    """What stands above the tables: the endpoints, the noise, the reasons, what to know."""
+    return [
+        *(f"{leg}: {facts.url}" for leg, facts in report.facts.items()),
+        f"{report.started}, {report.seconds:.0f} s; {noise(report)}",
+        *report.verdict.reasons,
+        *(f"note: {note}" for note in report.notes()),
+    ]
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown shows it as it is: a server's words are no markup of the report."""
+    return re.sub(r"[\\`*\[\]<>|]", r"\\\g<0>", printable(text))
 
 
 def noise(report: Report) -> str:
@@ -113,7 +125,7 @@ def noise(report: Report) -> str:
 
 def _grid(table: Table) -> list[str]:
     cells = [table.names, *table.rows]
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in cells]
+    escaped = [[_escaped(cell) for cell in row] for row in cells]
     widths = [max(map(len, column)) for column in zip(*escaped, strict=True)]
     lines = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
@@ -123,7 +135,7 @@ def _grid(table: Table) -> list[str]:
 
 
 def _preflight(report: Report) -> Table:
-    words = {True: "", False: "**differs**", None: "cannot tell"}
+    words = {True: "", False: "differs", None: "cannot tell"}
     if report.compared:
         rows = tuple(
             (one.name, one.baseline, one.candidate, words[one.equal]) for one in report.preflight
@@ -241,7 +253,7 @@ def _speed(part: Part) -> Iterable[Table]:
             _spread(one.decode, "{:.1f}"),
             _spread(one.aggregate, "{:.1f}"),
             _spread(one.first, "{:.3f}"),
-            " / ".join(f"{value * 1000:.1f}" for value in one.between),
+            " / ".join(f"{value * 1000:.1f}" if value >= 0 else "-" for value in one.between),
             f"{', '.join(one.counted)}; at most {one.most_in_a_chunk:g}",
         )
         for one in sorted(figures, key=lambda one: (one.streams, _ORDER.index(one.leg)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -50,6 +51,8 @@ def load(path: Path | None) -> Thresholds:
             problems.append(f"{name.replace('_', '.', 1)} cannot be {value!r}")
         else:
             values[name] = value
+    if not problems and values["noise_floor"] > values["noise_ceiling"]:
+        problems.append("noise.floor is above noise.ceiling: nothing could be compared")
     if problems:
         raise FixesError(*(_problem(what, path) for what in problems))
     return Thresholds(**values)
@@ -58,9 +61,10 @@ def load(path: Path | None) -> Thresholds:
 def _fits(value: object, default: object) -> bool:
     if isinstance(default, list):
         return isinstance(value, list) and all(one in COMPARED for one in value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
     whole = isinstance(value, int) or isinstance(default, float)
-    return number and whole and float(value) >= 0  # type: ignore[arg-type]
+    return whole and 0 <= value < math.inf  # nor is NaN, which no comparison holds of
 
 
 def _flat(path: Path) -> dict[str, Any]:

@@ -30,16 +30,23 @@ STRINGS = (
 class Counts:
     """How much is asked. A zero, or nothing, leaves a part out."""
 
-    greedy: int = 12
-    answer_tokens: int = 128
-    batch: int = 8
-    positions: int = 8400
-    lengths: tuple[int, ...] = (2048, 6144, 12288)
-    depths: tuple[float, ...] = (0.1, 0.5, 0.9)
-    streams: tuple[int, ...] = (1, 4, 8)
-    prefix: int = 2048
-    new_tokens: int = 128
-    repeats: int = 3
+    greedy: int
+    answer_tokens: int
+    batch: int
+    positions: int
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...]
+    streams: tuple[int, ...]
+    prefix: int
+    new_tokens: int
+    repeats: int
+
+    @property
+    def nothing(self) -> bool:
+        """Whether every part is left out."""
+        needles = self.lengths and self.depths
+        speed = self.streams and self.repeats
+        return not (self.greedy or self.batch > 1 or self.positions or needles or speed)
 
 
 def prompts(path: Path | None) -> list[str]:
@@ -49,7 +56,7 @@ def prompts(path: Path | None) -> list[str]:
     """
     source = path or PROMPTS
     try:
-        lines = source.read_text("utf-8").splitlines()
+        lines = source.read_text("utf-8-sig").split("\n")  # splitlines() would part texts as well
     except (OSError, UnicodeDecodeError) as error:
         raise FixesError(_bad(f"cannot be read: {error}", str(source))) from None
     found: list[str] = []
@@ -59,9 +66,10 @@ def prompts(path: Path | None) -> list[str]:
             continue
         try:
             prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError):
-            prompt = None
-        if isinstance(prompt, str) and prompt:
+            prompt.encode("utf-8")  # half of a character is no text
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            prompt = ""
+        if prompt:
             found.append(prompt)
         else:
             problems.append(_bad("is no JSON object with a text as prompt", f"{source}:{number}"))
