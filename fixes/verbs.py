@@ -26,6 +26,7 @@ VERBS = {
     "list": Verb("listing", "list the fixes and bundles of a profile", False),
     "show": Verb("show", "show everything known about one fix", False),
     "explain": Verb("explain", "find the fixes for what a server's log shows", False),
+    "fit": Verb("fit", "say whether a model fits the cards, on one node or over several", False),
     "launch": Verb("launch", "run one node of a replica: agree, start, watch, end as one", True),
     "ready": Verb("probe", "say whether this node of a running replica can serve", False),
     "live": Verb("probe", "say whether this node of a running replica is well", False),

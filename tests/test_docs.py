@@ -76,7 +76,7 @@ def test_the_precedence_is_the_documented_one() -> None:
 
 
 def running_half() -> list[Path]:
-    folders = ("fixes", "fixes/commands", "fixes/launch")
+    folders = ("fixes", "fixes/commands", "fixes/fit", "fixes/launch")
     return [path for folder in folders for path in CHECKOUT.joinpath(folder).glob("*.py")]
 
 
