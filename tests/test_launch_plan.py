@@ -30,6 +30,7 @@ from fixes.launch import (
     options,
     plan,
     preflight,
+    strangers,
     wire,
 )
 from fixes.launch.group import Asked, Group
@@ -651,6 +652,52 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
         address.resolve("head", start + 2.5, told.append)
     assert told and time.monotonic() - start < 4
     answer.set()
+
+
+def test_neither_is_it_at_the_end_of_a_program() -> None:
+    code = """
+import asyncio, sys, time
+from fixes.launch import address
+address.lookup = lambda name: time.sleep(60)
+async def stopped():
+    await asyncio.wait_for(address.lookup_beside("head"), 0.2)
+try:
+    asyncio.run(stopped())
+except asyncio.TimeoutError:
+    sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, env=environ(), timeout=20)
+    assert done.returncode == 7
+
+
+def test_who_makes_room_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer:
+        transport = property(lambda self: self)
+
+        def __init__(self) -> None:
+            self.aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    monkeypatch.setattr(strangers, "LIMIT", 4)
+    now = [0.0]
+    monkeypatch.setattr(strangers.time, "monotonic", lambda: now[0])
+    said: list[str] = []
+    there = strangers.Strangers(said.append)
+    crowd = [Writer() for _ in range(5)]
+    assert [there.admit(one, "a") for one in crowd] == [True] * 4 + [False]  # type: ignore[arg-type]
+    node = Writer()
+    assert there.admit(node, "b") and node in there  # type: ignore[arg-type, operator]
+    assert [one.aborted for one in crowd] == [True, False, False, False, True]
+    again = Writer()
+    assert not there.admit(again, "a")  # type: ignore[arg-type]
+    now[0] = 1.5
+    assert there.admit(again, "a") and crowd[1].aborted  # type: ignore[arg-type]
+    assert not node.aborted
+    for _ in range(1000):
+        there.refuse("a", "says nothing")
+    assert len(said) == 12 and said[-1].endswith("it says nothing (1000 by now)")
 
 
 # The wire

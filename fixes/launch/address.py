@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import socket
 import struct
@@ -55,6 +57,27 @@ def lookup(name: str) -> list[str]:
         if ips:
             return sorted(ips)
     return []
+
+
+async def lookup_beside(name: str) -> list[str]:
+    """`lookup` in a thread that neither the loop's end nor the interpreter's waits for.
+
+    An executor's would be waited for, as long as a name server takes.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def give(found: list[str]) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    def work() -> None:
+        found = lookup(name)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(give, found)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await answer
 
 
 def resolve(name: str, deadline: float, waiting: Callable[[str], None], pause: float = 1.0) -> str:

@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Container, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.launch import address, wire
@@ -22,12 +20,9 @@ from fixes.launch.events import Gone, Said
 from fixes.launch.facts import differences, same_address
 from fixes.launch.keeper import SILENCE
 from fixes.launch.link import Card, Link, Say
+from fixes.launch.strangers import Strangers
 from fixes.launch.wire import Channel, Message, TokenError, WireError
 
-#: Connections at a time that have not introduced themselves.
-STRANGERS = 64
-#: Seconds that a node needs to introduce itself, even where the head has much to do.
-_ENOUGH = 1.0
 #: Differences that are sent to nodes: a line is bounded. The head's own log has them all.
 _TOLD = 20
 #: Seconds until it is said again what is waited for.
@@ -38,13 +33,6 @@ REFUSING = 30.0
 PAUSE = 1.0
 
 
-class _Stranger(NamedTuple):
-    """A connection that has not introduced itself: where from, and since when."""
-
-    peer: str
-    since: float
-
-
 class Head(Link):
     """Node 0's link: it listens, and takes one connection of every other rank."""
 
@@ -52,8 +40,7 @@ class Head(Link):
         super().__init__(_at(own, own.ip), say)
         self._nnodes, self._token = nnodes, token
         self._server: asyncio.AbstractServer | None = None
-        self._strangers: dict[asyncio.StreamWriter, _Stranger] = {}  # the oldest first
-        self._turned_away = 0
+        self._strangers = Strangers(say)
         self._doubles: set[str] = set()
         self._all = asyncio.Event()
         self._refused: list[Problem] = []
@@ -126,45 +113,24 @@ class Head(Link):
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")[0]
-        if len(self._strangers) >= STRANGERS and not self._make_room(peer):
-            writer.transport.abort()
-            return
-        self._strangers[writer] = _Stranger(peer, time.monotonic())
-        self.keep(self._serve(reader, writer))
+        if self._strangers.admit(writer, peer):
+            self.keep(self._serve(reader, writer, peer))
 
-    def _make_room(self, peer: str) -> bool:
-        """Send one of a crowd away for a connection from elsewhere, or one that had its time."""
-        crowds = Counter(one.peer for one in self._strangers.values())
-        crowd, size = crowds.most_common(1)[0]
-        oldest = next(one for one, is_ in self._strangers.items() if is_.peer == crowd)
-        waited = time.monotonic() - self._strangers[oldest].since
-        if crowds[peer] + 1 >= size and waited < _ENOUGH:
-            return False
-        del self._strangers[oldest]
-        oldest.transport.abort()
-        return True
-
-    def _turn_away(self, peer: str, why: str) -> None:
-        """Say it, but not so often that a stranger fills a disk."""
-        self._turned_away += 1
-        if self._turned_away < 10 or str(self._turned_away).strip("0") == "1":
-            count = f" ({self._turned_away} by now)" if self._turned_away > 9 else ""
-            self._say(f"a connection from {peer} is refused: it {why}{count}")
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
+    ) -> None:
         """One connection. Whatever a stranger sends, nothing but its own connection ends."""
-        peer = self._strangers[writer].peer
         try:
             channel = await wire.challenge(reader, writer, self._token)
             theirs = _read_card(await asyncio.wait_for(channel.receive(), wire.INTRODUCTION))
             if writer not in self._strangers:
                 raise WireError("had to make room for others")
         except (WireError, asyncio.TimeoutError) as error:
-            self._turn_away(peer, str(error) or "says nothing")
+            self._strangers.refuse(peer, str(error) or "says nothing")
             writer.close()
             return
         finally:
-            self._strangers.pop(writer, None)
+            self._strangers.leave(writer)
         await self._take(theirs, channel)
 
     async def _take(self, theirs: Card, channel: Channel) -> None:
@@ -244,8 +210,6 @@ class Worker(Link):
         super().__init__(own, say)
         self._head, self._port, self._token = head, port, token
         self.head_ip = ""
-        # Its own: the loop's would be waited for at the end, as long as a name server takes.
-        self._threads = ThreadPoolExecutor(1)
 
     async def meet(self, deadline: float) -> None:
         """Come to the head until it says that all may start.
@@ -273,9 +237,7 @@ class Worker(Link):
         raise FixesError(_problem("not-met", what, "is it started, with the same --watch-port?"))
 
     async def _try(self, deadline: float) -> None:
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._threads, address.lookup, self._head
-        )
+        found = await address.lookup_beside(self._head)
         if len(found) != 1:
             raise WireError(f"the name resolves to {' and '.join(found) or 'no address'}")
         (self.head_ip,) = found
