@@ -731,6 +731,29 @@ def test_another_user_cannot_answer_for_a_launcher(pair: Replica) -> None:
             squatter.kill()
 
 
+def test_a_launcher_of_the_own_container_goes_first(pair: Replica) -> None:
+    """Pods on the host's network, all of root: each has processes of its own."""
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespaces here")
+    command = [sys.executable, "-c", SQUATTER.replace("os.setuid(65534)", ""), f"{pair.port}/0/0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout and other.stdout.readline()
+        try:
+            pair.before[0] = unshare
+            head = pair.start(0)
+            head.says("waiting for node 1")
+            children = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
+            launcher = children.read_text().split()[0]
+            pair.before[0] = ("nsenter", "-t", launcher, "-p", "-m")
+            assert pair.probe("live", 0).stdout == "live\n"
+            assert "waits for the others" in pair.probe("ready", 0).stderr
+            del pair.before[0]
+            assert "several launchers here" in pair.probe("live", 0).stderr
+        finally:
+            other.kill()
+
+
 def test_many_probes_at_once(pair: Replica) -> None:
     """And some that connect and ask nothing."""
     pair.up()

@@ -3,7 +3,8 @@
 The socket's name is in Linux's abstract namespace, which belongs to the network namespace: a
 probe in the same pod finds it, nothing outside does, and it is gone with the launcher. On the
 host's network others can make such names too, and connect: so the kernel is asked who is at
-the other end (SO_PEERCRED, unix(7)), and whoever is another user is nobody.
+the other end (SO_PEERCRED, unix(7)): whoever is another user is nobody, and a launcher of the
+own container goes before those of other ones.
 The name ends with a random part: it cannot be taken in advance.
 """
 
@@ -158,10 +159,14 @@ def ask(what: str, rank: int | None, port: int | None, timeout: float) -> str:
     """Ask the launcher in this network namespace; why it is not well, or nothing."""
     there = _launchers()
     with contextlib.ExitStack() as stack:
-        reached = {}
+        reached: dict[str, socket.socket] = {}
+        nearer: dict[str, socket.socket] = {}
         for name in there:
             if _matches(name, rank, port) and (connection := _reach(name)):
                 reached[name] = stack.enter_context(connection)
+                if _peer(connection)[0]:
+                    nearer[name] = connection
+        reached = nearer or reached
         if not reached:
             return "no such launcher here, of this user" if there else "no launcher is running here"
         if len(reached) > 1:
@@ -196,9 +201,14 @@ def _reach(name: str) -> socket.socket | None:
 
 def _is_trusted(connection: socket.socket) -> bool:
     """Whether the process at the other end is of the same user."""
+    return _peer(connection)[1] == os.geteuid()
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end: 0 where it is in another PID namespace."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", peer)
-    return bool(user == os.geteuid())
+    process, user, _ = struct.unpack("3i", peer)
+    return process, user
 
 
 def _launchers() -> list[str]:
