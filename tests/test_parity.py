@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,15 @@ def test_events_do_not_depend_on_how_they_are_read(cuts: list[int], end: bytes) 
     assert found == [b'{"a":1}', b'{"b":\n2}', b"[DONE]", b"last"]
 
 
+def test_a_long_line_is_read_in_the_time_that_it_takes() -> None:
+    """In 1,000 reads of 64 KiB; put together anew with each, it would be 30 GiB."""
+    long = [b"data: ", *[b"x" * 65536] * 1000, b"\n", b"\n"]
+    began = time.process_time()
+    ((at, data),) = sse.events(reads(*long))
+    assert (at, len(data)) == (1003.0, 65536 * 1000)
+    assert time.process_time() - began < 5
+
+
 def test_an_event_is_as_late_as_its_last_part() -> None:
     first, second = event([1]), event([2, 3])
     found = sse.timeline(reads(first[:9], first[9:] + second, DONE), 3, 0)
@@ -121,6 +131,7 @@ def test_an_error_that_is_null_is_none() -> None:
         ((event([1, 2], 200), DONE), Kind.MALFORMED),
         ((event(None, 200), DONE), Kind.MALFORMED),
         ((event(None, 2), event(None, 1), DONE), Kind.MALFORMED),
+        ((event("ab"), DONE), Kind.MALFORMED),  # type: ignore[arg-type]
         ((event(None, "2"), DONE), Kind.MALFORMED),  # type: ignore[arg-type]
         ((b'data: {"choices": "x"}\n\n', DONE), Kind.MALFORMED),
         ((b'data: {"choices": [], "usage": [2]}\n\n', DONE), Kind.MALFORMED),

@@ -152,6 +152,24 @@ def test_a_server_that_is_replaced_meanwhile_is_not_equal(run: Run) -> None:
     assert "version was 0.30.0+cpu at the start and is 0.32.0 at the end" in document["reasons"][0]
 
 
+def test_another_model_behind_the_same_name_is_found_late(run: Run) -> None:
+    """It is swapped after the forced texts, and tells the codes as the first one did."""
+    candidate = Scripted()
+
+    def swapped(path: str, body: Body, document: Any) -> Any:
+        if body.get("prompt_logprobs") and len(body["prompt"]) > 30:
+            candidate.model = Model(seed=9)
+        return document
+
+    candidate.alter = swapped
+    with servers(Scripted(), candidate) as (one, two):
+        document = run(one.url, two.url)
+    assert document["exit"] == 1 and statuses(document) == {**WHOLE, "needles": "different"}
+    assert "2 of 2 answers part beyond the noise" in document["reasons"][0]
+    (row,) = document["parts"]["needles"]["rows"]["candidate"]
+    assert row["found"] == {"baseline": 2, "candidate": 2, "control": 2}
+
+
 def test_one_server_is_not_compared_with_itself(run: Run) -> None:
     with Scripted() as one:
         document = run(one.url, one.url + "/v1/")

@@ -90,12 +90,15 @@ def test_questions_go_to_the_legs_by_turns_and_are_the_same_for_all(run: Run) ->
 
 
 DIFFERENT: dict[str, tuple[Scripted, set[str]]] = {
-    "another model": (Scripted(model=Model(seed=1)), {"greedy", "batching", "forced"}),
+    "another model": (Scripted(model=Model(seed=1)), {"greedy", "batching", "forced", "needles"}),
     "log-probabilities that are off by a thousandth": (
         Scripted(model=Model(scale=1.001)),
         {"forced"},
     ),
-    "one token in five is another": (Scripted(model=Model(twist=5)), {"greedy", "batching"}),
+    "one token in five is another": (
+        Scripted(model=Model(twist=5)),
+        {"greedy", "batching", "needles"},
+    ),
     "needles are lost": (Scripted(model=Model(forgets=True)), {"needles"}),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fixes.parity.answers import ids
 from fixes.parity.faults import FaultError, Kind, message, well_formed
 
 _DONE = b"[DONE]"
@@ -56,9 +57,14 @@ def events(reads: Reads) -> Iterator[tuple[float, bytes]]:
     line ends an event; lines that begin with a colon are comments.
     """
     rest = b""
+    parts: list[bytes] = []
     data: list[bytes] = []
     for time, read in reads.reads:
-        rest += read
+        parts.append(read)
+        if b"\n" not in read and b"\r" not in read and not rest.endswith(b"\r"):
+            continue  # a long line is put together once, not with each of its parts
+        rest += b"".join(parts)
+        parts = []
         held = rest[-1:] if rest.endswith(b"\r") else b""  # a LF may follow
         lines = (rest[: len(rest) - len(held)]).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *whole, last = lines.split(b"\n")
@@ -87,17 +93,17 @@ def timeline(reads: Reads, asked: int, prompt: int) -> Timeline:
         document = _parsed(data)
         if document.get("error") is not None:
             raise FaultError(Kind.SERVER_ERROR, f"in the stream: {message(document['error'])}")
-        told = document.get("usage") or {}
-        usage = told.get("completion_tokens")
+        counts = document.get("usage") or {}
+        usage = counts.get("completion_tokens")
         total = _whole(usage, total or 0) if usage is not None else total
-        if told.get("prompt_tokens", prompt) != prompt:
-            what = f"it has read {told['prompt_tokens']} tokens, not the {prompt} that were sent"
+        if counts.get("prompt_tokens", prompt) != prompt:
+            what = f"it has read {counts['prompt_tokens']} tokens, not the {prompt} that were sent"
             raise FaultError(Kind.OTHER_PROMPT, what)
         for choice in document.get("choices") or ():
             finish = choice.get("finish_reason") or finish
-            ids = choice.get("token_ids")
-            if choice.get("text") or ids or usage is not None:
-                chunks.append((time, None if ids is None else len(ids), usage))
+            told = choice.get("token_ids")
+            if choice.get("text") or told or usage is not None:
+                chunks.append((time, None if told is None else len(ids(told)), usage))
     if not done:
         raise FaultError(Kind.CUT_SHORT, f"the stream ended without {_DONE.decode()}")
     arrivals, tokens, counted = _counts(chunks, total)

@@ -70,7 +70,7 @@ def judge(
         _answers("greedy", measured.greedy, measured, noise, limits, compared),
         _answers("batching", {"at once": measured.batched}, measured, batch, limits, compared),
         _forced(measured, noise, limits, compared),
-        _needles(measured, limits, compared),
+        _needles(measured, noise, limits, compared),
         _speed(measured, limits, compared),
     )
     statuses = [part.status for part in parts] + [Status.INCOMPLETE] * bool(unknown)
@@ -80,6 +80,7 @@ def judge(
 def _noise(measured: Measured, limits: Thresholds) -> Noise:
     """How the baseline differs from itself, one question at a time."""
     pairs = [pair for legs in measured.greedy.values() for pair in _pairs(legs, CONTROL)]
+    pairs += _pairs(measured.needled, CONTROL)
     known = measured.forced
     change = forced.largest_change(known.get(BASELINE, {}), known.get(CONTROL, {}))
     return comparing.noise(pairs, change, floor=limits.noise_floor)
@@ -107,48 +108,42 @@ def _answers(
     limits: Thresholds,
     compared: bool,
 ) -> Part:
-    rows: dict[str, object] = {}
-    for leg in _others(compared):
-        rows[leg] = [
+    rows = {
+        leg: [
             greedy.row(state, legs.get(BASELINE, {}), legs.get(leg, {}), noise)
             for state, legs in states.items()
         ]
-    different, near = [], []
-    for leg in (CANDIDATE,) if compared else ():
-        for row in rows[leg]:  # type: ignore[attr-defined]
-            if count := row.count(Likeness.DIFFERENT):
-                first = next(p for p in row.pairs if p.likeness is Likeness.DIFFERENT)
-                different.append(
-                    (
-                        count,
-                        f"{row.state}: {count} of {len(row.pairs)} answers part"
-                        f" beyond the noise; {_first(first)}",
-                    )
-                )
-            if count := row.count(Likeness.WITHIN_NOISE):
-                near.append(
-                    f"{row.state}: {count} of {len(row.pairs)} answers part within the"
-                    " noise of the control"
-                )
-    allowed = getattr(limits, f"{name}_max_different")
-    beyond = [reason for count, reason in different if count > allowed]
-    near += [
-        f"{reason} (the thresholds allow {allowed})" for n, reason in different if n <= allowed
-    ]
-    own = rows[CONTROL]
-    assert isinstance(own, list)
-    unsteady = _steady(noise, limits)
-    for row in own:
-        if row.count(Likeness.DIFFERENT):
-            unsteady = unsteady or f"{row.state}: the baseline's own answers part beyond its noise"
-        elif count := row.count(Likeness.WITHIN_NOISE):
-            near.append(
-                f"{row.state}: {count} of {len(row.pairs)} of the baseline's answers part from"
-                " its own"
-            )
-    counts = [len(row.pairs) for found in rows.values() for row in found]  # type: ignore[attr-defined]
-    missing = unsteady or _missing(name, min(counts, default=0), measured)
+        for leg in _others(compared)
+    }
+    beyond, near, unsteady = _parted(rows, getattr(limits, f"{name}_max_different"))
+    counts = [len(row.pairs) for found in rows.values() for row in found]
+    missing = _steady(noise, limits) or unsteady or _missing(name, min(counts, default=0), measured)
     return _part(name, measured, rows, beyond, near, compared, missing)
+
+
+def _parted(
+    rows: Mapping[str, Sequence[greedy.Row]], allowed: int
+) -> tuple[list[str], list[str], str]:
+    """How answers part: beyond the noise and what is allowed, within them, and the control's."""
+    beyond, near, unsteady = [], [], ""
+    for row in rows.get(CANDIDATE, ()):
+        of = len(row.pairs)
+        if count := row.count(Likeness.DIFFERENT):
+            first = next(pair for pair in row.pairs if pair.likeness is Likeness.DIFFERENT)
+            said = f"{row.state}: {count} of {of} answers part beyond the noise; {_first(first)}"
+            if count > allowed:
+                beyond.append(said)
+            else:
+                near.append(f"{said} (the thresholds allow {allowed})")
+        if count := row.count(Likeness.WITHIN_NOISE):
+            near.append(f"{row.state}: {count} of {of} answers part within the noise")
+    for row in rows[CONTROL]:
+        if row.count(Likeness.DIFFERENT):
+            unsteady = f"{row.state}: the baseline's own answers part beyond its noise"
+        elif count := row.count(Likeness.WITHIN_NOISE):
+            of = len(row.pairs)
+            near.append(f"{row.state}: {count} of {of} of the baseline's answers part from its own")
+    return beyond, near, unsteady
 
 
 def _first(pair: comparing.Pair) -> str:
@@ -229,13 +224,23 @@ def _forced(measured: Measured, noise: Noise, limits: Thresholds, compared: bool
     return _part("forced", measured, rows, beyond, near, compared, missing)
 
 
-def _needles(measured: Measured, limits: Thresholds, compared: bool) -> Part:
+def _needles(measured: Measured, noise: Noise, limits: Thresholds, compared: bool) -> Part:
+    """The codes first; and the answers of those that all legs told alike, token by token."""
     other = CANDIDATE if compared else CONTROL
     rows = needles.rows(measured.needles, measured.needled) if measured.needled else []
     lost = [name for row in rows for name in row.lost]
     gained = [name for row in rows for name in row.gained]
     unsteady = [name for row in rows for name in row.unsteady]
-    beyond, near = [], []
+    apart = {*lost, *gained, *unsteady}
+    alike = {
+        leg: {name: one for name, one in answers.items() if name not in apart}
+        for leg, answers in measured.needled.items()
+    }
+    answered = {
+        leg: [greedy.row("token ids", alike.get(BASELINE, {}), alike.get(leg, {}), noise)]
+        for leg in _others(compared)
+    }
+    beyond, near, wavers = _parted(answered, 0)
     if len(lost) > limits.needles_max_lost:
         beyond.append(f"lost what the baseline found: {', '.join(lost)}")
     elif lost:
@@ -244,7 +249,7 @@ def _needles(measured: Measured, limits: Thresholds, compared: bool) -> Part:
         near.append(f"found what the baseline did not: {', '.join(gained)}")
     if unsteady:
         near.append(f"the baseline itself found only once of two times: {', '.join(unsteady)}")
-    missing = _missing("needles", sum(row.needles for row in rows), measured)
+    missing = wavers or _missing("needles", sum(row.needles for row in rows), measured)
     part = _part("needles", measured, {other: rows}, beyond, near, compared, missing)
     if part.status is Status.IDENTICAL and not any(row.found[BASELINE] for row in rows):
         reason = "the baseline finds none: they say nothing of the candidate"
