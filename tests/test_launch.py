@@ -23,7 +23,7 @@ from release import environ
 from standin import TOKEN, Replica, until
 
 from fixes.commands import launch
-from fixes.launch import health
+from fixes.launch import health, keeper
 
 STARTED, ENDED = 11, 12
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -125,6 +125,20 @@ def test_an_engine_that_does_not_stop_is_killed_after_the_grace_time(
         assert seconds >= 2
         nodes[1].ends(0, 5)
         pair.gone(0.5)
+
+
+def test_a_stop_that_comes_before_the_engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the fork and the exec the command still ignores what its keeper ignores."""
+    monkeypatch.setattr(os, "setsid", lambda: time.sleep(0.5))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        pid = keeper._spawn(["sleep", "60"], environ())
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), 5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 
 
 def test_a_second_signal_does_not_wait(place: Place, tmp_path: Path) -> None:

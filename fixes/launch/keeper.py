@@ -32,6 +32,8 @@ SHORT_GRACE = 3.0
 #: Seconds that a process has to be stopped (SIGSTOP) to count as hung.
 STOPPED = 4.0
 _TURN = 0.1
+#: Signals that are ignored or handled here, and by default in a command.
+_DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Keeper:
@@ -211,15 +213,25 @@ class _Kept:
 def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Start a command in a session and group of its own, with signals as they are by default."""
     keeper = os.getpid()
-    pid = os.fork()
-    return pid or _become(command, environment, keeper)
+    # One that is sent before the command has them by default waits: the keeper's are ignored.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULT)
+    try:
+        return os.fork() or _become(command, environment, keeper, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become(command: Sequence[str], environment: Mapping[str, str], keeper: int) -> NoReturn:
+def _become(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    keeper: int,
+    mask: set[int | signal.Signals],
+) -> NoReturn:
     try:
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        for number in _DEFAULT:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         processes.end_with(keeper)  # it may be killed together with the launcher
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
