@@ -98,8 +98,12 @@ class Endpoint:
             async with self._answer("POST", path, body) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response, await _whole(response))
-                async for data in _bounded(response):
+                left = LARGEST
+                async for data in _parts(response):
                     reads.append((time.perf_counter(), data))
+                    left -= len(data)
+                    if left < 0:
+                        raise _too_large()
 
         await self._in_time(read(), body)
         self._silent = 0
@@ -208,18 +212,25 @@ def _wait(response: httpx.Response, attempt: int) -> float:
     return max(0.0, min(asked, LONGEST_WAIT))
 
 
-async def _bounded(response: httpx.Response) -> AsyncIterator[bytes]:
-    """What is read of an answer, up to what it may hold. Raises FaultError: malformed."""
-    left = LARGEST
-    async for data in response.aiter_bytes():
-        left -= len(data)
-        if left < 0:
-            raise FaultError(Kind.MALFORMED, f"its answer has more than {LARGEST >> 20} MiB")
-        yield data
+def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
+    """What is read of an answer; straight from the socket, unless a proxy has packed it."""
+    return (
+        response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+    )
 
 
 async def _whole(response: httpx.Response) -> bytes:
-    return b"".join([data async for data in _bounded(response)])
+    """All of an answer. Raises FaultError: malformed, if it is too large to be one."""
+    read = bytearray()
+    async for data in _parts(response):
+        read += data
+        if len(read) > LARGEST:
+            raise _too_large()
+    return bytes(read)
+
+
+def _too_large() -> FaultError:
+    return FaultError(Kind.MALFORMED, f"its answer has more than {LARGEST >> 20} MiB")
 
 
 def _document(data: bytes) -> Any:
