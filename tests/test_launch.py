@@ -412,7 +412,7 @@ def test_a_node_of_a_rank_that_is_taken_waits_and_harms_nobody(three: Replica) -
     head.says("node 1 (127.0.0.2) is here")
     three.addresses[1] = "127.0.0.9"
     double = three.start(1)
-    head.says("node 1 (127.0.0.9) is a second node 1, and has to wait")
+    head.says("node 1 (127.0.0.9) has to wait: this head has node 1 (127.0.0.2) already")
     double.says(
         "the head at 127.0.0.1, port " + str(three.port) + ": has node 1 (127.0.0.2) already"
     )

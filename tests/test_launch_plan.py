@@ -635,6 +635,33 @@ def test_a_refusal_of_many_nodes_is_a_line_that_they_take() -> None:
     assert "and 568 more" in json.dumps(told[-1])
 
 
+def test_a_node_of_another_replica_is_sent_off() -> None:
+    """One whose name server still says the address of a pod that is gone, all of one token."""
+    told: list[dict[str, object]] = []
+
+    class Channel:
+        send = staticmethod(told.append)
+        abort = close = staticmethod(lambda: None)
+
+        async def receive(self) -> None:
+            raise wire.WireError("closed the connection")
+
+    async def come(replica: str) -> None:
+        said: list[str] = []
+        one = link.card(1, "10.0.0.2", {"head address": "10.0.0.1"}, replica)
+        head = Head(link.card(0, "10.0.0.1", {}, "big-0.big.default"), 2, b"token", said.append)
+        await head._take(one, Channel())  # type: ignore[arg-type]
+        stayed.append("is here, 2 of 2" in said[0])
+
+    stayed: list[bool] = []
+    for replica in ("big-0.big.default", "", "big-1.big.default"):
+        asyncio.run(come(replica))
+    assert stayed == [True, True, False]
+    assert told == [{"busy": "is of another replica: big-0.big.default"}]
+    assert Group(0, 2, "a", "LeaderWorkerSet").replica == "a"
+    assert Group(0, 2, "a", "torchrun").replica == Group(0, 2, "a", "--head").replica == ""
+
+
 def test_an_address_has_one_spelling() -> None:
     assert address.lookup("fd00:0::0001") == ["fd00::1"]
     group = Group(0, 2, "::1", "--head")

@@ -167,7 +167,7 @@ def _launch(options: argparse.Namespace, found: Any, made: Any, env: Any, enviro
     }
     identity = model.identify(made.model, plan.option(made.arguments, "--revision"), environ)
     known = facts.gather(versions, document["digest"], identity, made, environ)
-    own = link.card(found.rank, here.ip, known)
+    own = link.card(found.rank, here.ip, known, found.replica)
     terms = node.Terms(found.head, watch_port, token, deadline, options.grace)
     ending = node.live(made, own, terms, environ, say)
     if ending.code is ExitCode.REPLICA_ENDED:

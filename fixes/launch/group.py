@@ -48,6 +48,10 @@ PLATFORMS = (
 )
 
 
+#: Those that give all nodes of a replica one address of the head, and no other replica that.
+_UNIQUE = ("LeaderWorkerSet", "StormService")
+
+
 class Group(NamedTuple):
     """``head`` is the head's address as given, a name or an IP; empty on a head that was told
     none. ``source`` says where rank came from.
@@ -57,6 +61,14 @@ class Group(NamedTuple):
     nnodes: int
     head: str
     source: str
+
+    @property
+    def replica(self) -> str:
+        """What tells this replica from others of its token; empty where nothing does.
+
+        An address that was given by hand may be spelled otherwise on each node.
+        """
+        return self.head if self.source in _UNIQUE else ""
 
     @property
     def is_head(self) -> bool:

@@ -26,6 +26,7 @@ class Card(NamedTuple):
     ip: str
     incarnation: str
     facts: Facts
+    replica: str = ""
 
     @property
     def name(self) -> str:
@@ -33,9 +34,9 @@ class Card(NamedTuple):
         return name_of(self.rank, self.ip)
 
 
-def card(rank: int, ip: str, facts: Facts) -> Card:
+def card(rank: int, ip: str, facts: Facts, replica: str = "") -> Card:
     """A card for this start of this node."""
-    return Card(rank, ip, secrets.token_hex(8), facts)
+    return Card(rank, ip, secrets.token_hex(8), facts, replica)
 
 
 class Link:

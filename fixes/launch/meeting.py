@@ -41,7 +41,7 @@ class Head(Link):
         self._nnodes, self._token = nnodes, token
         self._server: asyncio.AbstractServer | None = None
         self._strangers = Strangers(say)
-        self._doubles: set[str] = set()
+        self._sent_off: set[str] = set()
         self._all = asyncio.Event()
         self._refused: list[Problem] = []
         self._told: set[int] = set()
@@ -136,6 +136,9 @@ class Head(Link):
     async def _take(self, theirs: Card, channel: Channel) -> None:
         """A node that belongs to this replica came, for the first time or anew."""
         rank = theirs.rank
+        if theirs.replica and self.own.replica and theirs.replica != self.own.replica:
+            self._send_off(theirs, channel, f"is of another replica: {self.own.replica}")
+            return
         if not 0 < rank < self._nnodes:
             what = f"{theirs.name} says rank {rank}, and the head counts {self._nnodes} nodes"
             problem = _problem("nodes-differ", what, "give all nodes the same --nnodes")
@@ -145,11 +148,7 @@ class Head(Link):
             channel.close()
             return
         if self._is_double(theirs):
-            channel.send({"busy": f"has {self.name(rank)} already"})
-            channel.close()
-            if theirs.incarnation not in self._doubles:
-                self._say(f"{theirs.name} is a second node {rank}, and has to wait")
-            self._doubles.add(theirs.incarnation)
+            self._send_off(theirs, channel, f"has {self.name(rank)} already")
             return
         if self.together:
             channel.send({"busy": "is running a replica that this node is not in any more"})
@@ -171,6 +170,14 @@ class Head(Link):
         if len(self._channels) == self._nnodes - 1:
             self._all.set()
         await self._hold(rank, channel)
+
+    def _send_off(self, theirs: Card, channel: Channel, why: str) -> None:
+        """A node that is not wanted here now: it comes again, and nobody is harmed."""
+        channel.send({"busy": why})
+        channel.close()
+        if theirs.incarnation not in self._sent_off:
+            self._say(f"{theirs.name} has to wait: this head {why}")
+        self._sent_off.add(theirs.incarnation)
 
     def _is_double(self, theirs: Card) -> bool:
         """Whether another node of this rank, at another address, is well: then that one stays.
@@ -291,8 +298,9 @@ def _read_card(message: Message) -> Card:
     try:
         given: Mapping[str, Any] = message["card"]
         facts = {str(key): str(value) for key, value in dict(given["facts"]).items()}
-        return Card(int(given["rank"]), str(given["ip"]), str(given["incarnation"]), facts)
-    except (KeyError, TypeError, ValueError):
+        replica = str(given.get("replica", ""))
+        return Card(int(given["rank"]), str(given["ip"]), str(given["incarnation"]), facts, replica)
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise WireError("sends no card") from None
 
 
