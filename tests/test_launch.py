@@ -768,6 +768,27 @@ def test_a_launcher_of_the_own_container_goes_first(pair: Replica) -> None:
             other.kill()
 
 
+def test_the_first_process_of_a_container(pair: Replica) -> None:
+    """It has signals only where it asks for them, and everybody's orphans."""
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespaces here")
+    pair.before[0] = unshare
+    head = pair.start(0)
+    head.says("waiting for node 1")
+    children = Path(f"/proc/{head.process.pid}/task/{head.process.pid}/children")
+    launcher = int(children.read_text())
+    inside = ("nsenter", "-t", str(launcher), "-p", "-m")
+    orphan = "import os, time; os.fork() or time.sleep(0.3)"
+    subprocess.run([*inside, sys.executable, "-c", orphan], check=True)
+    adopted = Path(f"/proc/{launcher}/task/{launcher}/children")
+    until(lambda: len(adopted.read_text().split()) == 1, 5)  # the keeper
+    pair.running([head, pair.start(1)])
+    os.kill(launcher, signal.SIGTERM)
+    for node in pair.nodes:
+        node.ends(0)
+
+
 def test_many_probes_at_once(pair: Replica) -> None:
     """And some that connect and ask nothing."""
     pair.up()

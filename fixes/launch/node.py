@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.launch import health, keeper, plan, processes
 from fixes.launch.events import Kept, Signalled
-from fixes.launch.keeper import SILENCE, Keeper
+from fixes.launch.keeper import BEAT, SILENCE, Keeper
 from fixes.launch.link import Card, Link, Say
 from fixes.launch.meeting import Head, Worker
 from fixes.launch.plan import Settings
@@ -62,6 +62,7 @@ async def _live(
     _hand_on_signals(asyncio.get_running_loop(), link)
     await kept.open()
     link.keep(kept.listen(lambda said: link.events.put_nowait(Kept(said))))
+    link.keep(_reap())
     state = _State(link)
     complete = None
     if card.rank == 0:
@@ -84,6 +85,13 @@ async def _live(
     finally:
         probes.close()
         await link.close()
+
+
+async def _reap() -> None:
+    """Reap the orphans of others, where this is a container's first process."""
+    while True:
+        processes.reap()
+        await asyncio.sleep(BEAT)
 
 
 def _hand_on_signals(loop: asyncio.AbstractEventLoop, link: Link) -> None:

@@ -69,7 +69,6 @@ class Watch:
     async def _beat(self) -> None:
         while True:
             self._keeper.beat()
-            processes.reap()  # orphans of others, where this is a container's first process
             await asyncio.sleep(BEAT)
 
     async def _handle(self, event: Event) -> Ending | None:
