@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -26,6 +27,7 @@ from fixes.launch import (
     group,
     health,
     link,
+    meeting,
     model,
     options,
     plan,
@@ -34,7 +36,7 @@ from fixes.launch import (
     wire,
 )
 from fixes.launch.group import Asked, Group
-from fixes.launch.meeting import Head
+from fixes.launch.meeting import Head, Worker
 from fixes.launch.model import Identity
 from fixes.launch.plan import Settings
 from fixes.launch.preflight import Place
@@ -660,6 +662,33 @@ def test_a_node_of_another_replica_is_sent_off() -> None:
     assert told == [{"busy": "is of another replica: big-0.big.default"}]
     assert Group(0, 2, "a", "LeaderWorkerSet").replica == "a"
     assert Group(0, 2, "a", "torchrun").replica == Group(0, 2, "a", "--head").replica == ""
+
+
+def test_a_head_that_waits_for_others_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting, "REFUSING", 0.3)
+
+    async def beat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = await wire.challenge(reader, writer, b"token")
+        with contextlib.suppress(wire.WireError):
+            while await channel.receive():
+                channel.send({"beat": 1})
+        channel.abort()
+
+    async def meet() -> None:
+        server = await asyncio.start_server(beat, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        worker = Worker(link.card(1, "127.0.0.1", {}), "127.0.0.1", port, b"token", said.append)
+        with pytest.raises(FixesError, match="in time: has not said that all are here"):
+            await asyncio.wait_for(worker.meet(time.monotonic() + 0.5), 10)
+        await worker.close()
+        server.close()
+        await asyncio.sleep(0.1)
+
+    said: list[str] = []
+    asyncio.run(meet())
+    assert said[0] == "the head at 127.0.0.1 is here; waiting for its word to start"
 
 
 def test_an_address_has_one_spelling() -> None:

@@ -267,6 +267,9 @@ class Worker(Link):
                     raise WireError(str(message["busy"]))
                 if "start" in message:
                     break
+                # Where it waits as long as this node, its word says which one is missing.
+                if time.monotonic() > deadline + REFUSING:
+                    raise WireError("has not said that all are here")
                 if not told:
                     self._say(f"the head at {self.head_ip} is here; waiting for its word to start")
                     told = True
