@@ -265,19 +265,11 @@ def test_interfaces_that_the_environment_names_stay() -> None:
     assert whole["NCCL_SOCKET_IFNAME"] == "=ib0" and "secret" not in whole.values()
 
 
-def test_dynamo_has_a_frontend_on_the_head() -> None:
-    settings = made(2, engine="dynamo")._replace(python="python3")
-    frontend, head = plan.node(settings, 0, "a", "a", {}).commands
-    assert frontend == ("python3", "-m", "dynamo.frontend")
-    assert head[:5] == ("python3", "-m", "dynamo.vllm", "--model", "m")
-    (worker,) = plan.node(settings, 1, "a", "b", {}).commands
-    assert "--headless" in worker and worker[worker.index("--node-rank") + 1] == "1"
-
-
 def test_ray_starts_a_cluster_or_joins_one() -> None:
     settings = made(2, engine="ray")
     ray, serve = plan.node(settings, 0, "10.0.0.1", "10.0.0.1", {}).commands
-    assert " ".join(ray) == "ray start --block --node-ip-address=10.0.0.1 --head --port=6379"
+    assert ray[1:3] == ("-m", "ray.scripts.scripts")
+    assert " ".join(ray[3:]) == "start --block --node-ip-address=10.0.0.1 --head --port=6379"
     assert "--nnodes" not in serve and serve[serve.index("ray") - 1].endswith("backend")
     (worker,) = plan.node(settings, 1, "fd00::1", "fd00::2", {}).commands
     assert worker[-1] == "--address=[fd00::1]:6379"
@@ -310,7 +302,8 @@ def test_which_vllm_is_started(tmp_path: Path) -> None:
 def test_the_port_of_the_api() -> None:
     assert made().api_port == 8000
     assert made(2, "--port", "81").api_port == made(2, "--port=81").api_port == 81
-    assert made(2, "--port", "81", engine="dynamo")._replace(dynamo_port="82").api_port == 82
+    assert made(2, engine="dynamo")._replace(dynamo_port="82").api_port == 82
+    assert made(2, "--port", "81", engine="dynamo")._replace(dynamo_port="82").api_port == 81
 
 
 def dry(*arguments: str, **environment: str) -> str:
@@ -435,23 +428,14 @@ def test_service_links(tmp_path: Path) -> None:
     assert kinds(made(), tmp_path, VLLM_PORT="29700") == []
 
 
-def test_dynamo_needs_its_services(tmp_path: Path) -> None:
-    settings = made(2, engine="dynamo")._replace(model=str(root(tmp_path, "m/config.json") / "m"))
-    closed = {"NATS_SERVER": "nats://127.0.0.1:1", "ETCD_ENDPOINTS": "127.0.0.1:1,other:2"}
-    head = Group(0, 2, "127.0.0.1", "--head")
-    paths = (str(tmp_path / "site"),)
-    (tmp_path / "site/dynamo/vllm").mkdir(parents=True)
-    found = preflight.check(head, settings, HERE, 2, True, closed, paths, tmp_path)
-    assert [problem.where for problem in found] == ["NATS_SERVER", "ETCD_ENDPOINTS"]
-    assert not preflight.check(WORKER, settings, HERE, 2, True, closed, paths, tmp_path)
-
-
-def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
-    assert kinds(made(2, engine="dynamo"), tmp_path) == ["no-engine"]
-    assert kinds(made(2, engine="ray"), tmp_path, PATH=str(tmp_path)) == ["no-engine"]
-    ray = root(tmp_path, "ray") / "ray"
-    ray.chmod(0o755)
-    assert kinds(made(2, engine="ray"), tmp_path, PATH=str(tmp_path)) == []
+@pytest.mark.parametrize("engine", ["ray", "dynamo"])
+def test_an_engine_that_is_not_installed(tmp_path: Path, engine: str) -> None:
+    settings = made(2, engine=engine)._replace(model=str(root(tmp_path, "m/config.json") / "m"))
+    (problem,) = preflight.check(WORKER, settings, HERE, 1, True, {}, (str(tmp_path),), tmp_path)
+    assert problem.kind == "no-engine"
+    for folder in ("ray/scripts", "dynamo/vllm"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert not preflight.check(WORKER, settings, HERE, 1, True, {}, (str(tmp_path),), tmp_path)
 
 
 def test_addresses() -> None:

@@ -165,6 +165,8 @@ def _launch(options: argparse.Namespace, found: Any, made: Any, env: Any, enviro
         "Python": env.version,
         "torch": _version_of("torch", env.paths),
     }
+    if name := {"ray": "ray", "dynamo": "ai-dynamo"}.get(made.engine):
+        versions[name] = _version_of(name, env.paths)
     identity = model.identify(made.model, plan.option(made.arguments, "--revision"), environ)
     known = facts.gather(versions, document["digest"], identity, made, environ)
     own = link.card(found.rank, here.ip, known, found.replica)

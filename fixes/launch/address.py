@@ -173,15 +173,6 @@ def interface_of(ip: str) -> str:
     return next((name for name, ips in interfaces().items() if ip in ips), "")
 
 
-def answers(host: str, port: int, timeout: float = 3.0) -> bool:
-    """Whether something accepts connections there."""
-    try:
-        socket.create_connection((host, port), timeout).close()
-    except (OSError, UnicodeError):
-        return False
-    return True
-
-
 def _family(ip: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in ip else socket.AF_INET
 

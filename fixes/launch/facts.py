@@ -13,9 +13,7 @@ Facts = Mapping[str, str]
 
 #: What to do about a difference, by the fact that differs.
 _HINTS = {
-    "vLLM": "use one image on all nodes",
-    "Python": "use one image on all nodes",
-    "torch": "use one image on all nodes",
+    **dict.fromkeys(("vLLM", "Python", "torch", "ray", "ai-dynamo"), "use one image on all nodes"),
     "fixes": "apply the same fixes on all nodes: the same --fix and --profile, the same image",
     "model": "serve the same model on all nodes",
     "model config": "serve the same model on all nodes",
@@ -29,7 +27,7 @@ _MAY_LACK = ("model config", "model weights")
 def gather(
     versions: Facts, digest: str, identity: Identity, made: Settings, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The facts of a node. ``versions``: vLLM's, Python's and torch's.
+    """The facts of a node. ``versions``: vLLM's, Python's, torch's, and Ray's or Dynamo's.
 
     Under Ray only the head has a command line of vLLM; Ray hands its options on.
     """

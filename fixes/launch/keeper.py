@@ -83,7 +83,9 @@ class Keeper:
         self.order(beat=1)
 
     def end(self, grace: float) -> None:
-        """SIGTERM to the commands, SIGKILL to all that is left after the grace time."""
+        """SIGTERM to the commands, the last one first, and SIGKILL to all that is left after
+        the grace time.
+        """
         self.order(end=grace)
 
 
@@ -117,6 +119,7 @@ class _Kept:
         self.commands: dict[int, int] = {}  # pid to number
         self.started = False
         self.deadline: float | None = None
+        self.asked: set[int] = set()  # who has got SIGTERM
         self.heard = self.told = self.looked = time.monotonic()
         self.stopped: dict[int, float] = {}
         self.pending = b""
@@ -132,6 +135,7 @@ class _Kept:
             for pid, status in processes.reap().items():
                 if pid in self.commands:
                     self._say(ended=self.commands.pop(pid), status=status)
+            self._ask()
             if self.started and now - self.told >= BEAT:
                 self.told = now
                 self._say(beat=1)
@@ -143,6 +147,7 @@ class _Kept:
             time.sleep(_TURN)
             for pid in processes.reap():
                 self.commands.pop(pid, None)
+            self._ask()
         for pid, status in processes.end_all().items():
             if pid in self.commands:
                 self._say(ended=self.commands.pop(pid), status=status)
@@ -190,12 +195,22 @@ class _Kept:
 
     def _end(self, grace: float) -> None:
         deadline = time.monotonic() + grace
-        if self.deadline is None:
-            for pid in self.commands:
-                processes.send(pid, signal.SIGTERM)
-                processes.send(pid, signal.SIGCONT)  # one that is stopped takes no other
-            self.deadline = deadline
-        self.deadline = min(self.deadline, deadline)
+        self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
+        self._ask()
+
+    def _ask(self) -> None:
+        """SIGTERM to the last command that runs, once there is to be an end.
+
+        Those before it are asked when it has ended: it may need them until then, as an engine
+        that finishes its requests needs its Ray cluster.
+        """
+        if self.deadline is None or not self.commands:
+            return
+        last = max(self.commands, key=lambda pid: self.commands[pid])
+        if last not in self.asked:
+            self.asked.add(last)
+            processes.send(last, signal.SIGTERM)
+            processes.send(last, signal.SIGCONT)  # one that is stopped takes no other
 
     def _look(self, now: float) -> None:
         """Say which process of the engine is stopped: to every other node it hangs."""

@@ -81,7 +81,8 @@ async def _live(
         head = card.ip if card.rank == 0 else link.cards[0].ip
         node = plan.node(made, card.rank, head, card.ip, environ)
         state.watch = Watch(link, kept, node, terms.grace, say)
-        return await state.watch.run(plan.child_environment(node, environ))
+        environment = plan.child_environment(node, environ)
+        return await state.watch.run(environment | plan.ray_token(made, terms.token, environ))
     finally:
         probes.close()
         await link.close()

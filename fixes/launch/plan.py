@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +14,8 @@ ENGINES = ("vllm", "dynamo", "ray")
 MASTER_PORT = 29501
 WATCH_PORT = 29590
 RAY_PORT = 6379
+#: What the script `ray` runs; as a module it is that of vLLM's own environment.
+RAY_MODULE = "ray.scripts.scripts"
 API_PORT = 8000
 #: What collectives read the interface from: gloo, NCCL, Habana's HCCL.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
@@ -35,6 +38,15 @@ OWN = {
 }
 #: vLLM refuses it on a node without an HTTP server.
 _HEADS_ALONE = ("--api-server-count", "-asc")
+#: Options of `vllm serve` that are the frontend's with Dynamo, and what they are called there.
+FRONTEND = {
+    "--host": "--http-host",
+    "--port": "--http-port",
+    "--ssl-certfile": "--tls-cert-path",
+    "--ssl-keyfile": "--tls-key-path",
+}
+#: How Dynamo's parts talk to each other: the frontend and the engine must say the same.
+PLANES = ("--discovery-backend", "--request-plane", "--response-plane", "--event-plane")
 
 
 class Settings(NamedTuple):
@@ -66,7 +78,9 @@ class Settings(NamedTuple):
     @property
     def api_port(self) -> int:
         """The port that the head serves HTTP on."""
-        given = option(self.arguments, "--port") if self.engine != "dynamo" else self.dynamo_port
+        given = option(self.arguments, "--port")
+        if not given and self.engine == "dynamo":
+            given = self.dynamo_port
         return int(given) if is_port(given) else API_PORT
 
 
@@ -145,6 +159,10 @@ def node(made: Settings, rank: int, head: str, own: str, environ: Mapping[str, s
     for name in INTERFACES:
         if made.interface and not environ.get(name):
             variables[name] = made.interface
+    if made.engine == "ray" and not made.ray_address:
+        # Else vLLM, which starts at the same time, may find no cluster and make one of its own.
+        variables["RAY_ADDRESS"] = _ray_head(head)
+        variables["RAY_USAGE_STATS_ENABLED"] = environ.get("RAY_USAGE_STATS_ENABLED") or "0"
     role = "head" if rank == 0 else "worker"
     if made.nnodes == 1:
         variables.pop("VLLM_HOST_IP")
@@ -158,6 +176,19 @@ def child_environment(made: Node, environ: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a node's commands."""
     kept = {name: value for name, value in environ.items() if name != TOKEN}
     return {**kept, **made.environment}
+
+
+def ray_token(made: Settings, token: bytes, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that close a Ray cluster of the replica's own, with a token made from its own.
+
+    Without one whoever reaches the cluster's ports runs code in it; and Ray looks for one in
+    the home folder, which one node may have and another not.
+    """
+    given = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    if made.engine != "ray" or made.ray_address or not token or any(map(environ.get, given)):
+        return {}
+    derived = hmac.new(token, b"vllm-fixes launch: Ray", "sha256").hexdigest()
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": derived}
 
 
 def is_port(text: str) -> bool:
@@ -266,29 +297,43 @@ def _vllm(made: Settings, rank: int, head: str, own: str) -> list[tuple[str, ...
 
 
 def _dynamo(made: Settings, rank: int, head: str, own: str) -> list[tuple[str, ...]]:
-    """Dynamo's frontend on the head, its vLLM on every node; headless ones need no NATS."""
+    """Dynamo's frontend on the head, its vLLM on every node.
+
+    The frontend serves HTTP, so it gets the options that say how; dynamo.vllm refuses them.
+    """
+    rest: Sequence[str] = made.arguments
+    frontend = [made.python, "-m", "dynamo.frontend"]
+    for name, its in FRONTEND.items():
+        if given := option(rest, name):
+            frontend += [its, given]
+            rest = without(rest, name)
+    for name in PLANES:
+        if given := option(rest, name):
+            frontend += [name, given]
     words = [made.python, "-m", "dynamo.vllm", "--model", made.model]
-    words += [*_sizes(made), *_nodes(made, rank, head), *made.arguments]
-    frontend = [] if rank else [(made.python, "-m", "dynamo.frontend")]
-    return [*frontend, tuple(words)]
+    words += [*_sizes(made), *_nodes(made, rank, head), *rest]
+    return [tuple(words)] if rank else [tuple(frontend), tuple(words)]
 
 
 def _ray(made: Settings, rank: int, head: str, own: str) -> list[tuple[str, ...]]:
     """A Ray cluster of the replica's nodes, unless RAY_ADDRESS names one that they are in.
 
-    vLLM itself waits for the nodes (up to half an hour, for its placement group).
+    Ray itself waits for its head, in `ray start` and in vLLM alike, and vLLM for the nodes (up
+    to half an hour, for its placement group).
     """
     there: list[tuple[str, ...]] = []
     if not made.ray_address:
-        start = ["ray", "start", "--block", f"--node-ip-address={own}"]
-        port = [f"--port={RAY_PORT}"]
-        address = f"[{head}]" if ":" in head else head
-        join = [f"--address={address}:{RAY_PORT}"]
-        there = [(*start, *(join if rank else ["--head", *port]))]
+        start = [made.python, "-m", RAY_MODULE, "start", "--block", f"--node-ip-address={own}"]
+        join = [f"--address={_ray_head(head)}"]
+        there = [(*start, *(join if rank else ["--head", f"--port={RAY_PORT}"]))]
     if rank:
         return there
     words = [*made.program, "serve", made.model, *_sizes(made)]
     return [*there, (*words, "--distributed-executor-backend", "ray", *made.arguments)]
+
+
+def _ray_head(head: str) -> str:
+    return f"[{head}]:{RAY_PORT}" if ":" in head else f"{head}:{RAY_PORT}"
 
 
 def _preset(environ: Mapping[str, str], name: str, wrong: list[str]) -> int | None:

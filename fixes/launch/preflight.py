@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from fixes.errors import ExitCode, FixesError, Problem
-from fixes.launch import address, devices, model
+from fixes.launch import address, devices, model, services
 from fixes.launch.group import Group
 from fixes.launch.plan import OWN, RAY_PORT, Settings, is_port, option
 
@@ -94,7 +92,7 @@ def check(
 ) -> list[Problem]:
     """Everything that stands against starting on this node."""
     return [
-        *_engine(made, environ, paths),
+        *_engine(made, paths),
         *_ports(group, made, here, watch_port),
         *_devices(made, cpu, environ, root),
         *_model(made, environ),
@@ -117,13 +115,15 @@ def warnings(made: Settings, environ: Mapping[str, str], root: Path = Path("/"))
     ]
 
 
-def _engine(made: Settings, environ: Mapping[str, str], paths: Sequence[str]) -> Iterator[Problem]:
+def _engine(made: Settings, paths: Sequence[str]) -> Iterator[Problem]:
     """What the engine needs beside vLLM; stock images of vLLM have neither."""
-    if made.engine == "dynamo":
-        if not any(os.path.isdir(os.path.join(path, "dynamo", "vllm")) for path in paths):
-            yield _problem("no-engine", "dynamo.vllm is not installed", "use Dynamo's image")
-    elif made.engine == "ray" and not shutil.which("ray", path=environ.get("PATH", os.defpath)):
-        yield _problem("no-engine", "`ray` is not on PATH", "use an image with Ray in it")
+    needed = {"dynamo": ("dynamo/vllm", "Dynamo"), "ray": ("ray/scripts", "Ray")}
+    if made.engine not in needed:
+        return
+    folder, name = needed[made.engine]
+    if not any(os.path.isdir(os.path.join(path, folder)) for path in paths):
+        what = f"{name} is not installed beside vLLM"
+        yield _problem("no-engine", what, f"use an image with {name} in it", "--engine")
 
 
 def _ports(group: Group, made: Settings, here: Place, watch_port: int) -> Iterator[Problem]:
@@ -199,19 +199,10 @@ def _service_links(environ: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def _services(group: Group, made: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Dynamo's head registers at etcd and listens on NATS; its headless nodes do neither."""
-    if made.engine != "dynamo" or not group.is_head:
-        return
-    wanted = (
-        ("NATS_SERVER", "nats://localhost:4222", 4222),
-        ("ETCD_ENDPOINTS", "http://localhost:2379", 2379),
-    )
-    for name, default, port in wanted:
-        value = environ.get(name) or default
-        first = value.split(",")[0]
-        parts = urlsplit(first if "//" in first else f"//{first}")
-        if not address.answers(parts.hostname or "", parts.port or port):
-            yield _problem("no-service", f"{value} does not answer", f"set {name}", name)
+    """What an engine needs to be running elsewhere, and that it is what it should be."""
+    for service in services.needed(made, group.is_head, environ):
+        if why := service.check():
+            yield _problem("no-service", f"{service.name}: {why}", service.hint, service.where)
 
 
 def _family(ip: str) -> tuple[bool, str]:

@@ -18,7 +18,7 @@ from fixes.launch import processes
 from fixes.launch.events import Event, Gone, Kept, Signalled
 from fixes.launch.keeper import BEAT, SHORT_GRACE, Keeper
 from fixes.launch.link import Link, Say
-from fixes.launch.plan import Node
+from fixes.launch.plan import RAY_MODULE, Node
 
 #: Seconds that a head waits for the others at the end of a stop.
 _FAREWELL = SHORT_GRACE + 2.0
@@ -213,11 +213,14 @@ class Watch:
         return " and ".join(_label(self._node, at) for at in range(len(self._node.commands)))
 
 
+#: What modules are called that do the work of a script.
+_SCRIPTS = {"vllm.entrypoints.cli.main": "vllm serve", RAY_MODULE: "ray start"}
+
+
 def _label(node: Node, number: int) -> str:
     """A command in a word or two: `vllm serve`, `dynamo.vllm`, `ray start`."""
     command = node.commands[number]
     for at, word in enumerate(command[:4]):
         if word == "-m":
-            last = command[at + 1]
-            return "vllm serve" if last == "vllm.entrypoints.cli.main" else last
+            return _SCRIPTS.get(command[at + 1], command[at + 1])
     return " ".join((command[0].rpartition("/")[2], *command[1:2]))
