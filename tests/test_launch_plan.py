@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import http.server
 import json
 import os
+import socketserver
 import subprocess
 import sys
 import threading
@@ -606,6 +608,40 @@ def test_an_answer_that_is_none_of_vllms(monkeypatch: pytest.MonkeyPatch, body: 
     monkeypatch.setattr(health, "_ask", lambda *asked: (200, body))
     said = health.complete(health.Endpoint("127.0.0.1", 1, False, ""))
     assert said.startswith("no completion of one token: ")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """An API of one model."""
+
+    def address_string(self) -> str:
+        return ""
+
+    def log_message(self, *given: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.answer({"data": [{"id": "small"}]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer({"choices": [{"text": "b"}] if asked["model"] == "small" else []})
+
+    def answer(self, body: object) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def test_an_engine_that_serves_on_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "api")
+    where = health.endpoint(made(2, "--uds", path), {})
+    assert "no completion of one token: " in health.complete(where)
+    with socketserver.UnixStreamServer(path, Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert health.complete(where) == ""
+        server.shutdown()
 
 
 def test_a_refusal_of_many_nodes_is_a_line_that_they_take() -> None:

@@ -34,12 +34,13 @@ Check = Callable[[], str]
 
 
 class Endpoint(NamedTuple):
-    """Where the head's engine serves HTTP, and what it asks for."""
+    """Where the head's engine serves HTTP, and what it asks for; ``path`` of a Unix socket."""
 
     host: str
     port: int
     tls: bool
     key: str
+    path: str = ""
 
 
 def endpoint(made: Settings, environ: Mapping[str, str]) -> Endpoint:
@@ -48,7 +49,7 @@ def endpoint(made: Settings, environ: Mapping[str, str]) -> Endpoint:
     host = given if given and given not in ("0.0.0.0", "::") else "127.0.0.1"
     key = option(made.arguments, "--api-key") or environ.get("VLLM_API_KEY", "")
     tls = bool(option(made.arguments, "--ssl-certfile"))
-    return Endpoint(host, made.api_port, tls, key)
+    return Endpoint(host, made.api_port, tls, key, option(made.arguments, "--uds"))
 
 
 def complete(where: Endpoint) -> str:
@@ -76,11 +77,12 @@ def complete(where: Endpoint) -> str:
 
 
 def _ask(where: Endpoint, method: str, path: str, question: object) -> tuple[int, bytes]:
-    if where.tls:  # to itself: whose certificate it is does not matter
+    made: HTTPConnection
+    if where.path:
+        made = _UnixConnection(where.path)
+    elif where.tls:  # to itself: whose certificate it is does not matter
         context = ssl._create_unverified_context()
-        made: HTTPConnection = HTTPSConnection(
-            where.host, where.port, timeout=COMPLETION, context=context
-        )
+        made = HTTPSConnection(where.host, where.port, timeout=COMPLETION, context=context)
     else:
         made = HTTPConnection(where.host, where.port, timeout=COMPLETION)
     headers = {"Content-Type": "application/json"}
@@ -92,6 +94,20 @@ def _ask(where: Endpoint, method: str, path: str, question: object) -> tuple[int
         return answer.status, answer.read(1 << 20)
     finally:
         made.close()
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a Unix socket (`--uds`)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=COMPLETION)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(COMPLETION)
+        self.sock.connect(self._path)
 
 
 class Health:

@@ -18,7 +18,16 @@ from fixes.launch.group import Group
 from fixes.launch.plan import OWN, RAY_PORT, Settings, is_port, option
 
 #: Options of vLLM that the launcher reads.
-_TO_KNOW = ("model", "revision", "host", "port", "api-key", "ssl-certfile", "async-scheduling")
+_TO_KNOW = (
+    "model",
+    "revision",
+    "host",
+    "port",
+    "uds",
+    "api-key",
+    "ssl-certfile",
+    "async-scheduling",
+)
 
 
 class Place(NamedTuple):
@@ -129,7 +138,10 @@ def _engine(made: Settings, paths: Sequence[str]) -> Iterator[Problem]:
 def _ports(group: Group, made: Settings, here: Place, watch_port: int) -> Iterator[Problem]:
     if not group.is_head:
         return
-    wanted = [(option(made.arguments, "--host") or "0.0.0.0", made.api_port, "--port behind --")]
+    wanted = []
+    if not option(made.arguments, "--uds"):
+        host = option(made.arguments, "--host") or "0.0.0.0"
+        wanted.append((host, made.api_port, "--port behind --"))
     if group.nnodes > 1:
         wanted.append((here.ip, watch_port, "--watch-port"))
         if made.engine == "ray" and not made.ray_address:
