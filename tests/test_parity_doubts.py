@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from parity_runs import LITTLE, PARTS, WHOLE, Run, kinds, on, runs, statuses
 from release import launch
-from scripted import Body, Model, Scripted, servers
+from scripted import Alter, Body, Model, Scripted, servers
 
 from fixes import cli
 from fixes.commands import parity
@@ -192,6 +192,49 @@ def test_a_context_that_is_none_is_refused(run: Run, context: Any) -> None:
     with Scripted(context=context) as one:
         document = run(one.url)
     assert document["exit"] == 5 and repr(context) in document["problems"][0]["what"]
+
+
+def test_answers_that_end_by_themselves_are_told(run: Run) -> None:
+    def stops(path: str, body: Body, document: Any) -> Any:
+        if path == "/v1/completions" and answers(body):
+            (choice,) = document["choices"]
+            choice["token_ids"], choice["finish_reason"] = choice["token_ids"][:2], "stop"
+            told = choice["logprobs"]
+            choice["logprobs"] = {name: values[:2] for name, values in told.items()}
+        return document
+
+    with servers(Scripted(alter=stops), Scripted(alter=stops, context=0)) as (one, two):
+        document = run(one.url, two.url)
+    assert (
+        "greedy: answers of the baseline have 2 tokens at least, not the 8 asked for"
+        in (document["notes"])
+    )
+    assert "a context is not told: 2048 tokens are taken for it" in document["notes"]
+
+
+# What is timed
+
+
+def test_streams_take_turns_and_the_first_ones_are_thrown_away(run: Run) -> None:
+    order: list[str] = []
+
+    def noting(name: str) -> Alter:
+        def alter(path: str, body: Body, document: Any) -> Any:
+            if body.get("stream"):
+                if document["usage"]["completion_tokens"] == 1:
+                    order.append(name)
+                time.sleep(0.05 if len(order) <= 3 else 0)
+            return document
+
+        return alter
+
+    one, two = Scripted(alter=noting("a")), Scripted(alter=noting("b"))
+    with servers(one, two):
+        document = run(one.url, two.url, *SPEED, "--streams", 1, "--repeats", 3)
+    assert "".join(order) == "aba" + "baa" + "aab" + "aba"  # the control is a as well
+    for figures in document["parts"]["speed"]["rows"]["figures"]:
+        assert figures["repeats"] == 3
+        assert figures["decode"]["least"] > 20  # as no stream of the first round could be
 
 
 # What does not end

@@ -44,6 +44,8 @@ async def measure(legs: Legs, counts: Counts, prompts: Sequence[str]) -> Measure
     """Ask everything. A fault empties its own place and nothing else."""
     measured = Measured()
     context = min(facts.context or _MODEST for facts in legs.facts.values())
+    if not all(facts.context for facts in legs.facts.values()):
+        measured.notes.append(f"a context is not told: {_MODEST} tokens are taken for it")
     parts: dict[str, Callable[[Legs, Counts, Sequence[str], int, Measured], Awaitable[int]]] = {
         "greedy": _greedy,
         "batching": _batching,
@@ -94,6 +96,12 @@ async def _greedy(
         return known(found)
 
     asked = await legs.each("greedy", {name: partial(question, name) for name in tokens})
+    lengths = [len(each.tokens) for each in asked[BASELINE].values()]
+    if min(lengths, default=answer) < counts.answer_tokens:
+        what = (
+            f"greedy: answers of the baseline have {min(lengths, default=answer)} tokens at least"
+        )
+        measured.notes.append(f"{what}, not the {counts.answer_tokens} asked for")
     for state in (COLD, WARM):
         measured.greedy[state] = {
             leg: {
