@@ -8,6 +8,7 @@ bytes of all parameters and what vLLM's own KV cache code says of blocks.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from vllm.config import set_current_vllm_config
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.platforms import current_platform
@@ -29,7 +31,8 @@ COMMUNICATOR = "vllm.distributed.device_communicators.base_device_communicator"
 
 
 def without_processes() -> None:
-    """Groups of ranks that are not there."""
+    """Groups of ranks that are not there, and a kernel that this CPU may lack: none is called."""
+    CPUFp8BlockScaledMMKernel.is_supported = classmethod(lambda cls, *given: (True, None))
     plain = f"{COMMUNICATOR}.DeviceCommunicatorBase"
     type(current_platform).get_device_communicator_cls = classmethod(lambda cls: plain)
     MessageQueue.create_from_process_group = staticmethod(lambda *given, **named: None)
@@ -52,6 +55,9 @@ def stage(case: dict[str, Any], number: int) -> tuple[Any, int, dict[str, Any]]:
         mamba_ssm_cache_dtype="float32",  # what a CPU falls back to, said aloud
         async_scheduling=False,
     ).create_engine_config()
+    os.environ.pop("VLLM_PP_LAYER_PARTITION", None)
+    if listed := case.get("partition"):
+        os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, listed))
     rank, size = number * tensor, tensor * pipeline
     store = FakeStore()
     torch.distributed.init_process_group(backend="fake", rank=rank, world_size=size, store=store)
@@ -86,7 +92,10 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
     own = [kv_cache_utils._project_kv_cache_groups_to_worker(groups, s) for _, _, s in stages]
     per_block = [kv_cache_utils._pool_bytes_per_block(one) for one in own]
     needed = [kv_cache_utils._max_memory_usage_bytes_from_groups(made, one) for one in own]
+    room = [2**40] * len(stages)
+    pools = kv_cache_utils.get_kv_cache_configs(made, [specs for _, _, specs in stages], room)
     return {
+        "pool": [one.num_blocks for one in pools],
         "weights": [weights for _, weights, _ in stages],
         "per_block": per_block,
         "blocks": needed[0] // per_block[0],

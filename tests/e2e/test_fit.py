@@ -40,6 +40,7 @@ class Case(NamedTuple):
     folder: Path
     tensor: int
     pipeline: int
+    partition: tuple[int, ...] = ()
 
     @property
     def context(self) -> int:
@@ -78,7 +79,7 @@ def check(case: Case, told: dict[str, Any]) -> None:
     assert "error" not in told, told["error"]
     model = reading.read(case.folder, "bfloat16", "float32")
     sharing = Sharing(model, case.tensor)
-    layers = partition.default(len(model.layers), case.pipeline)
+    layers = case.partition or partition.default(len(model.layers), case.pipeline)
     copies = -(-model.absorbed // case.tensor)  # made when weights are loaded: not here
     hidden = json.loads((case.folder / "config.json").read_text("utf-8"))["hidden_size"]
     layout = Layout(model, case.tensor, 2, 16 if model.latent else 128, told["states"])
@@ -91,6 +92,8 @@ def check(case: Case, told: dict[str, Any]) -> None:
         assert layout.per_block(start, end) == told["per_block"][number], (case, number)
         start = end
     assert layout.block == told["block_size"], case
+    # Every stage gets as many blocks as the one with the largest has room for.
+    assert set(told["pool"]) == {2**40 // max(told["per_block"])}, case
     assert layout.blocks(case.context, told["in_flight"]) == told["blocks"], case
 
 
@@ -102,6 +105,7 @@ def test_small_models_take_what_vllm_makes_of_them(tmp_path: Path) -> None:
         for name in SMALL
         for tensor, pipeline in splits[name]
     ]
+    cases.append(cases[0]._replace(pipeline=3, partition=(9, 16, 5)))
     for case, told in zip(cases, asked(cases, tmp_path), strict=True):
         check(case, told)
 
@@ -132,6 +136,62 @@ def test_large_models_take_what_vllm_makes_of_them(tmp_path: Path) -> None:
         check(case, told)
 
 
+SQUARE = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+
+
+def compressed(bits: int, group: int) -> dict[str, Any]:
+    """4 bit in groups, or 8 bit in rows."""
+    weights = {"num_bits": bits, "type": "float" if bits == 8 else "int", "symmetric": True}
+    weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    token = {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "token",
+        "dynamic": True,
+    }
+    rows = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": token if bits == 8 else None,
+    }
+    form = "float-quantized" if bits == 8 else "pack-quantized"
+    groups = {"group_0": rows}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "ignore": ["lm_head"],
+        "config_groups": groups,
+    }
+
+
+QUANTISED = [
+    ("DeepSeek-V3", 8, SQUARE),
+    ("Qwen3-32B", 8, SQUARE),
+    ("Qwen2.5-72B", 2, AWQ),
+    ("Llama-3.1-8B", 2, compressed(4, 128)),
+    ("Llama-3.1-8B", 2, compressed(8, 0)),
+]
+
+
+@pytest.mark.full
+def test_estimates_of_quantised_weights_are_near_what_vllm_makes(tmp_path: Path) -> None:
+    cases = []
+    for number, (name, tensor, how) in enumerate(QUANTISED):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        values = fit_models.CONFIGS[name] | {"quantization_config": how}
+        (folder / "config.json").write_text(json.dumps(values), "utf-8")
+        cases.append(Case(name, folder, tensor, 1))
+    for case, told in zip(cases, asked(cases, tmp_path), strict=True):
+        assert "error" not in told, told["error"]
+        model = reading.read(case.folder)
+        copies = -(-model.absorbed // case.tensor) * len(model.layers)
+        weights = Sharing(model, case.tensor).stage(0, 1, 0, len(model.layers)) - copies
+        assert weights == pytest.approx(told["weights"][0], rel=0.001), case
+
+
 @pytest.mark.full
 def test_what_is_refused_is_what_vllm_refuses(tmp_path: Path) -> None:
     refused = [("Falcon-H1-34B", 4), ("gpt-oss-20b", 16), ("Llama-3.1-8B", 3)]
@@ -144,50 +204,3 @@ def test_what_is_refused_is_what_vllm_refuses(tmp_path: Path) -> None:
         assert planning.allowed(reading.read(folder), tensor)
     for told in asked(cases, tmp_path):
         assert "error" in told
-
-
-ENGINE = """
-import json, sys
-from vllm import LLM
-folder, pipeline = sys.argv[1], int(sys.argv[2])
-if __name__ == "__main__":
-    made = LLM(folder, pipeline_parallel_size=pipeline, distributed_executor_backend="mp",
-               max_model_len=4096, max_num_batched_tokens=512, enforce_eager=True, dtype="bfloat16",
-               mamba_ssm_cache_dtype="float32", async_scheduling=False)
-    print("BLOCKS", made.llm_engine.vllm_config.cache_config.num_gpu_blocks, flush=True)
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", [models.LLAMA, "granite-hybrid"])
-@pytest.mark.parametrize("pipeline", [1, 2])
-def test_an_engine_has_as_many_blocks_as_counted(
-    alone: None, tmp_path: Path, name: str, pipeline: int
-) -> None:
-    script = tmp_path / "engine.py"
-    script.write_text(ENGINE, "utf-8")
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    folder = models.folder(name)
-    done = subprocess.run(
-        [cache.venv("0.30.0") / "bin/python", script, folder, str(pipeline)],
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    (told,) = [line for line in done.stdout.splitlines() if line.startswith("BLOCKS ")]
-    model = reading.read(folder, "bfloat16", "float32")
-    layout = Layout(model, 1, 2, 128)
-    layers = partition.default(len(model.layers), pipeline)
-    largest = max(layout.per_block(0, layers[0]), layout.per_block(layers[0], sum(layers)))
-    assert int(told.split()[1]) == 2**30 // largest
