@@ -244,6 +244,14 @@ def _bad_bundle() -> Problem:
     return Problem(ExitCode.MISMATCH, "bad-bundle", what, _ARCHIVE, "bring it again")
 
 
+def _without_secrets(arguments: list[str]) -> str:
+    """The words that may be sent in: no engine's options (`--api-key`), no URL's password."""
+    import re
+
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return " ".join(re.sub(r"//[^/\s]*@", "//", word) for word in own)
+
+
 def _internal(arguments: list[str], error: Exception) -> int:
     """A fault of ours: everything that a report needs, in one block."""
     import platform
@@ -256,7 +264,7 @@ def _internal(arguments: list[str], error: Exception) -> int:
     lines = [
         "internal: this is a fault of vllm-fixes; please report the lines below",
         f"    vllm-fixes {__version__}, Python {platform.python_version()}, {platform.platform()}",
-        f"    arguments: {' '.join(arguments)}",
+        f"    arguments: {_without_secrets(arguments)}",
         f"    {line}",
         *places,
     ]

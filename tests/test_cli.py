@@ -307,6 +307,20 @@ def test_a_fault_of_ours_is_reported_as_one(tree: Place) -> None:
     assert tree.is_pristine()
 
 
+def test_a_fault_of_ours_is_reported_without_what_is_secret(monkeypatch, capsys) -> None:
+    from fixes.commands import parity
+
+    def fail(options: argparse.Namespace) -> int:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(parity, "run", fail)
+    words = ["parity", "http://user:hidden@a/", "https://plain:8000", "--", "--api-key", "hidden"]
+    assert cli.main(words[:3]) == 9
+    said = capsys.readouterr().err
+    assert "arguments: parity http://a/ https://plain:8000\n" in said
+    assert "hidden" not in cli._without_secrets(words)
+
+
 def test_a_fault_of_ours_while_writing_is_rolled_back(place: Place) -> None:
     broken = places.behind(
         "import fixes.verify\n"
