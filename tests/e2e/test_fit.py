@@ -68,7 +68,7 @@ def asked(cases: list[Case], folder: Path) -> list[dict[str, Any]]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answers: list[dict[str, Any]] = json.loads((folder / "told.json").read_text("utf-8"))
