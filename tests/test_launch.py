@@ -715,7 +715,7 @@ def test_a_replica_that_makes_no_tokens_is_not_ready(pair: Replica) -> None:
 
 
 SQUATTER = """
-import os, socket, sys
+import contextlib, os, socket, sys
 os.setuid(65534)
 made = socket.socket(socket.AF_UNIX)
 made.bind("\\0vllm-fixes-launch/" + sys.argv[1])
@@ -723,8 +723,8 @@ made.listen()
 print("listening", flush=True)
 while True:
     asking, _ = made.accept()
-    asking.sendall(b'{"why": ""}\\n')
-    asking.close()
+    with asking, contextlib.suppress(OSError):
+        asking.sendall(b'{"why": ""}\\n')
 """
 
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--head", action="store_true", help="this node is rank 0 and serves HTTP")
     add("--worker", action="store_true", help="this node is another one: rank 1, or --rank")
     add("--head-ip", type=filled, metavar="ADDRESS", help="the head's address or name")
-    add("--rank", type=int, metavar="N", help="this node's rank, instead of --head or --worker")
+    add("--rank", type=int, metavar="N", help="this node's rank, with --nnodes")
     add("--nnodes", type=int, metavar="M", help="how many nodes the replica has")
     add("--model", type=filled, help="the model; default: behind --, or $MODEL")
     add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="or $TENSOR_PARALLEL_SIZE")
