@@ -48,6 +48,12 @@ def child(name, daemon):
         if os.fork():
             os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if name == "child":
+        with open("/proc/self/comm", "w") as stream:
+            stream.write("VLLM::Worker")
+        if not os.fork():
+            time.sleep(3)
+            os._exit(0)
     note(name)
     time.sleep(600)
     os._exit(0)
@@ -92,6 +98,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, {{"choices": [{{"text": "b"}}]}})
 
 signal.signal(signal.SIGTERM, stop)
+open(os.path.join(os.environ.get("VLLM_RPC_BASE_PATH", folder), "socket"), "w").close()
+if mode == "memory":
+    from multiprocessing.shared_memory import SharedMemory
+    memory = SharedMemory(create=True, size=4096)
+    with open(f"{{folder}}/{{rank}}.memory", "w") as stream:
+        stream.write(memory.name)
 child("child", False)
 child("daemon", True)
 if mode == "runs away":

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -218,12 +219,47 @@ def test_a_killed_engine_ends_every_node(pair: Replica, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_process_is_missed(pair: Replica, rank: int) -> None:
+    """Whatever `vllm serve` takes to notice, or to end: here it does neither."""
+    nodes = pair.up()
+    time.sleep(1.5)  # what has been started is looked at each second
+    worker = pair.pid(rank, "child")
+    os.kill(worker, signal.SIGKILL)
+    for node in nodes:
+        node.ends(ENDED)
+        cause = f"node {rank} (127.0.0.{rank + 1}): process {worker} (VLLM::Worker) is gone"
+        assert f"ending: {cause}" in node.text()
+    pair.gone(0.5)
+
+
+def test_a_killed_engine_leaves_no_shared_memory(place: Place, tmp_path: Path) -> None:
+    """Python's resource tracker is not killed before it has removed what is left."""
+    with standin.replica(place, tmp_path, STANDIN_MODE="memory") as pair:
+        nodes = pair.up()
+        files = [Path("/dev/shm", (tmp_path / f"{rank}.memory").read_text()) for rank in range(2)]
+        assert all(file.exists() for file in files)
+        os.kill(pair.pid(0, "main"), signal.SIGKILL)
+        for node in nodes:
+            node.ends(ENDED)
+        assert not any(file.exists() for file in files)
+
+
+def scratch(pair: Replica, rank: int) -> Path:
+    """The folder for an engine's sockets."""
+    environment = pair.given(rank)["environment"]
+    assert isinstance(environment, dict)
+    return Path(environment["VLLM_RPC_BASE_PATH"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_launcher_leaves_nothing(pair: Replica, rank: int) -> None:
     nodes = pair.up()
     nodes[rank].send(signal.SIGKILL)
     nodes[1 - rank].ends(ENDED)
     assert f"node {rank} (127.0.0.{rank + 1}): closed the connection" in nodes[1 - rank].text()
     pair.gone()
+    until(lambda: not scratch(pair, rank).exists(), 5)
+    assert not scratch(pair, 1 - rank).exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -235,6 +271,7 @@ def test_a_killed_keeper_leaves_nothing(pair: Replica, rank: int) -> None:
         node.ends(ENDED)
         assert "the keeper of its processes is gone" in node.text()
     pair.gone(0.5)
+    assert not scratch(pair, 0).exists() and not scratch(pair, 1).exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -307,12 +344,25 @@ def test_an_engine_that_cannot_be_started_ends_every_node(place: Place, tmp_path
         pair.gone(0.5)
 
 
+def test_sockets_where_the_operator_wants_them(place: Place, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with standin.replica(place, tmp_path, VLLM_RPC_BASE_PATH=str(own)) as pair:
+        head, worker = pair.up()
+        assert scratch(pair, 0) == scratch(pair, 1) == own
+        head.send(signal.SIGTERM)
+        head.ends(0)
+        worker.ends(0)
+        assert (own / "socket").exists()
+
+
 @pytest.mark.parametrize("cycles", [3, pytest.param(20, marks=[pytest.mark.e2e, pytest.mark.full])])
 def test_starting_and_stopping_leaves_nothing(place: Place, tmp_path: Path, cycles: int) -> None:
     """No process, no socket and no file."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    with standin.replica(place, tmp_path, TMPDIR=str(temporary)) as pair:
+    with (
+        tempfile.TemporaryDirectory() as temporary,  # short, as a path of a socket has to be
+        standin.replica(place, tmp_path, TMPDIR=temporary) as pair,
+    ):
         for _ in range(cycles):
             head, worker = pair.up()
             head.send(signal.SIGTERM)
@@ -320,7 +370,7 @@ def test_starting_and_stopping_leaves_nothing(place: Place, tmp_path: Path, cycl
             worker.ends(0)
             assert not [pid for pid in _pids() if standin.runs(pid, tmp_path)]
             assert not held(pair.port) and not held(pair.api)
-            assert not list(temporary.iterdir())
+            assert str(scratch(pair, 0).parent) == temporary and not os.listdir(temporary)
             for file in pair.folder.glob("?.*"):
                 file.unlink()
         names = Path("/proc/net/unix").read_text()
@@ -828,7 +878,7 @@ def test_the_dry_run_is_what_is_run(pair: Replica, rank: int) -> None:
     assert node["commands"][0][0] == str(pair.place.site.parents[2] / "bin/vllm")
     assert node["environment"].items() <= given["environment"].items()  # type: ignore[attr-defined]
     added = set(given["environment"]) - set(environ())  # type: ignore[call-overload]
-    assert added <= {*node["environment"], "STANDIN", "LC_CTYPE"}
+    assert added <= {*node["environment"], "STANDIN", "LC_CTYPE", "VLLM_RPC_BASE_PATH"}
 
 
 def test_the_dry_run_is_one_document(place: Place) -> None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from fixes.launch import processes
+from fixes.launch import processes, scratch
 
 #: Seconds between signs of life, and until silence counts as an end.
 BEAT = 1.0
@@ -31,6 +31,9 @@ SILENCE = 5.0
 SHORT_GRACE = 3.0
 #: Seconds that a process has to be stopped (SIGSTOP) to count as hung.
 STOPPED = 4.0
+#: How vLLM calls its processes, and the seconds that its command has to end when one has ended.
+ENGINE = "VLLM::"
+GONE = 2.0
 _TURN = 0.1
 #: Signals that are ignored or handled here, and by default in a command.
 _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
@@ -89,8 +92,8 @@ class Keeper:
         self.order(end=grace)
 
 
-def start() -> Keeper:
-    """Fork the keeper."""
+def start(folder: str) -> Keeper:
+    """Fork the keeper. ``folder`` is removed with what it keeps; empty: none."""
     processes.adopt_orphans()
     ours, theirs = socket.socketpair()
     launcher = os.getpid()
@@ -108,6 +111,7 @@ def start() -> Keeper:
         code = 0
     finally:
         processes.end_all()
+        scratch.remove(folder)
         os._exit(code)
 
 
@@ -120,8 +124,9 @@ class _Kept:
         self.started = False
         self.deadline: float | None = None
         self.asked: set[int] = set()  # who has got SIGTERM
-        self.heard = self.told = self.looked = time.monotonic()
+        self.heard = self.told = time.monotonic()
         self.stopped: dict[int, float] = {}
+        self.engine: dict[int, tuple[str, float]] = {}  # pid to name, and when it was seen
         self.pending = b""
 
     def serve(self) -> None:
@@ -213,12 +218,24 @@ class _Kept:
             processes.send(last, signal.SIGCONT)  # one that is stopped takes no other
 
     def _look(self, now: float) -> None:
-        """Say which process of the engine is stopped: to every other node it hangs."""
-        there = {one.pid: one for one in processes.below(os.getpid()) if one.state == "T"}
-        self.stopped = {pid: self.stopped.get(pid, now) for pid in there}
+        """Say which process of the engine is stopped, or gone: to every other node it hangs.
+
+        A headless `vllm serve` whose worker was killed was seen to take 10 s to end.
+        """
+        there = {one.pid: one for one in processes.below(os.getpid()) if one.state != "Z"}
+        stopped = [pid for pid, one in there.items() if one.state == "T"]
+        self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
         for pid, since in self.stopped.items():
             if now - since >= STOPPED:
                 self._say(stopped=pid, name=there[pid].name)
+        for pid, one in there.items():
+            parent = there.get(one.parent)
+            # What a process of the engine forks has its name for a while, and may end.
+            if one.name.startswith(ENGINE) and (not parent or one.name[:12] != parent.name[:12]):
+                self.engine[pid] = (one.name, now)
+        for pid, (name, seen) in self.engine.items():
+            if now - seen >= GONE:
+                self._say(gone=pid, name=name)
 
     def _say(self, **what: Any) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone, which is seen elsewhere

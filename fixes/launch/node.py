@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fixes.errors import ExitCode, FixesError, Problem
-from fixes.launch import health, keeper, plan, processes
+from fixes.launch import health, keeper, plan, processes, scratch
 from fixes.launch.events import Kept, Signalled
 from fixes.launch.keeper import BEAT, SILENCE, Keeper
 from fixes.launch.link import Card, Link, Say
@@ -38,7 +38,9 @@ def live(made: Settings, card: Card, terms: Terms, environ: Mapping[str, str], s
     Whatever ends it, nothing that it started is left. Once it is over signals change nothing
     any more; a start that failed may still be waited for, and is left by one.
     """
-    kept = keeper.start()
+    folder = scratch.make(environ)
+    environ = {**environ, scratch.VARIABLE: folder} if folder else environ
+    kept = keeper.start(folder)
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         return asyncio.run(_live(made, card, terms, environ, say, kept))
@@ -48,6 +50,7 @@ def live(made: Settings, card: Card, terms: Terms, environ: Mapping[str, str], s
         raise
     finally:
         processes.end_all()
+        scratch.remove(folder)
 
 
 async def _live(

@@ -12,6 +12,8 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
 #: Looks at the children for each listing of /proc.
 _CHASES = 100
+#: Seconds that resource trackers have.
+_TIDYING = 1.0
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -71,16 +73,23 @@ def end_all(limit: float = 10.0) -> dict[int, int]:
     them is a child of this one for a moment, and is chased as that. That none is left is the
     kernel's word. A process that it does not let go of (in an operation of a
     driver) is left after ``limit`` seconds.
+
+    Python's resource trackers come last: they end by themselves when all others have, after
+    they have removed the shared memory of those that could not.
     """
     ended: dict[int, int] = {}
-    deadline = time.monotonic() + limit
-    while _has_children() and time.monotonic() < deadline:
-        for process in below(os.getpid()):
-            if process.state != "Z":
-                send(process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    while _has_children() and time.monotonic() < start + limit:
+        tidying = time.monotonic() < start + _TIDYING
+        alive = [process.pid for process in below(os.getpid()) if process.state != "Z"]
+        spared = {pid for pid in alive if tidying and _is_tracker(pid)}
+        for pid in alive:
+            if pid not in spared:
+                send(pid, signal.SIGKILL)
         for _ in range(_CHASES):
             for pid in _children():
-                send(pid, signal.SIGKILL)
+                if pid not in spared:
+                    send(pid, signal.SIGKILL)
         ended |= reap()
         time.sleep(0.001)
     return ended
@@ -93,6 +102,15 @@ def _children() -> list[int]:
             return [int(pid) for pid in stream.read().split()]
     except OSError:
         return []
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether a process is a resource tracker of `multiprocessing`."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            return b"multiprocessing.resource_tracker" in stream.read()
+    except OSError:
+        return False
 
 
 def _has_children() -> bool:

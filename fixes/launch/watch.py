@@ -100,6 +100,9 @@ class Watch:
         elif "stopped" in said:
             what = f"process {said['stopped']} ({said['name']}) is stopped, and hangs"
             return await self._fail(f"{own}: {what}", own=True)
+        elif "gone" in said:
+            what = f"process {said['gone']} ({said['name']}) is gone"
+            return await self._fail(f"{own}: {what}", own=True)
         elif "lost" in said:
             self._lost()
             return await self._fail(f"{own}: the keeper of its processes {said['lost']}", own=True)
