@@ -33,6 +33,7 @@ ANSWERS = (
     *("--greedy", "8", "--answer-tokens", "24", "--at-once", "4", "--positions", "0"),
     *("--needles", "none", "--streams", "none", "--timeout", "120"),
 )
+DRAFTING = ("--speculative-config", NGRAM)
 # What the documents tell of, but for lengths that a small model on a CPU takes too long for.
 WHOLE = (
     *("--answer-tokens", "16", "--needles", "2048", "--prefix", "512", "--new-tokens", "16"),
@@ -49,6 +50,8 @@ with safe_open(file, "pt") as stream:
 tensors["model.layers.12.mlp.down_proj.weight"] *= 1.01
 save_file(tensors, file, {"format": "pt"})
 """
+
+Baseline = Callable[[], contextlib.AbstractContextManager[Server]]
 
 
 @dataclass
@@ -86,9 +89,7 @@ def statuses(document: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def baseline(
-    stock: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], contextlib.AbstractContextManager[Server]]]:
+def baseline(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Baseline]:
     """The stock engine with one stage, where a replica has its headless node: the port is free."""
 
     @contextlib.contextmanager
@@ -102,9 +103,7 @@ def baseline(
 
 
 @pytest.fixture(scope="class")
-def pair(
-    baseline: Callable[[], contextlib.AbstractContextManager[Server]], fixed: Path, logs: Path
-) -> Iterator[tuple[Server, Replica]]:
+def pair(baseline: Baseline, fixed: Path, logs: Path) -> Iterator[tuple[Server, Replica]]:
     with baseline() as one, replica(fixed, logs) as two:
         yield one, two
 
@@ -191,7 +190,7 @@ def scaled(tmp_path: Path) -> Path:
 )
 def test_another_engine_is_found(
     other: Other,
-    baseline: Callable[[], contextlib.AbstractContextManager[Server]],
+    baseline: Baseline,
     stock: Path,
     request: pytest.FixtureRequest,
     logs: Path,
@@ -209,13 +208,13 @@ def test_another_engine_is_found(
 
 
 def test_drafts_change_no_token(
-    baseline: Callable[[], contextlib.AbstractContextManager[Server]],
+    baseline: Baseline,
     environment: Callable[..., Path],
     logs: Path,
 ) -> None:
     """Two stages with drafts answer as one does without; the preflight tells of the drafts."""
     fixed = environment("pp-intermediate-buffers", "pp-spec-drafter", "cpu-ngram")
-    options = (*STAGES, "--speculative-config", NGRAM)
+    options = (*STAGES, *DRAFTING)
     with baseline() as one, Server(lab.LEADER, fixed, options, logs / "server.log") as server:
         server.boot()
         document = Run((url(one), url(server), *ANSWERS)).ends(0)
@@ -223,3 +222,17 @@ def test_drafts_change_no_token(
     assert document["verdict"] == "identical"
     (line,) = [line for line in document["preflight"] if line["name"] == "speculation"]
     assert (line["baseline"], line["candidate"]) == ("off", "on")
+
+
+def test_drafts_that_stop_the_engine_are_no_answer(
+    baseline: Baseline, stock: Path, logs: Path, release: str
+) -> None:
+    """Two stock stages with drafts are healthy, and stuck from their first request on."""
+    options = (*STAGES, *DRAFTING)
+    with baseline() as one, Server(lab.LEADER, stock, options, logs / "server.log") as server:
+        server.boot()
+        document = Run((url(one), url(server), *LITTLE, "--timeout", "30")).ends(3)
+        assert "object has no attribute 'drafter'" in server.text()
+    (problem,) = document["problems"]
+    assert problem["kind"] == "unreachable" and "stalled: silent for 30 s" in problem["what"]
+    results.keep(release, "scenarios", "parity, stuck drafts", document["problems"])
