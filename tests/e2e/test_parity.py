@@ -236,3 +236,21 @@ def test_drafts_that_stop_the_engine_are_no_answer(
     (problem,) = document["problems"]
     assert problem["kind"] == "unreachable" and "stalled: silent for 30 s" in problem["what"]
     results.keep(release, "scenarios", "parity, stuck drafts", document["problems"])
+
+
+@pytest.mark.parametrize("other", ["0.32.0"])
+def test_another_release_is_told_or_refused(
+    other: str, baseline: Baseline, logs: Path, tmp_path: Path, release: str
+) -> None:
+    strict = tmp_path / "strict.toml"
+    strict.write_text('[preflight]\nmust_equal = ["tokenizer", "version"]\n')
+    log = logs / "server.log"
+    with baseline() as one, Server(lab.LEADER, cache.venv(other), (), log) as server:
+        server.boot()
+        refused = Run((url(one), url(server), *LITTLE, "--thresholds", str(strict))).ends(5)
+        document = Run((url(one), url(server), *LITTLE)).ends(0)
+    assert [problem["where"] for problem in refused["problems"]] == ["version"]
+    first = document["preflight"][0]
+    assert first["name"] == "version" and first["equal"] is False
+    assert document["verdict"] == "identical"
+    results.keep(release, "scenarios", f"parity, {other}", document["verdict"])
