@@ -125,7 +125,9 @@ def pods_can_be_named(documents: list[Document]) -> Iterator[str]:
     name = one["metadata"]["name"]
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         yield f"{name} is no DNS label (RFC 1035)"
-    if len(name) > 51 - len(str(one["spec"].get("replicas", 1))):
+    digits = len(str(one["spec"].get("replicas", 1)))
+    longest = {"LeaderWorkerSet": 51 - digits, "RayService": 47, "StormService": 20}
+    if len(name) > longest[one["kind"]]:
         yield f"{name} is too long"
 
 
@@ -274,6 +276,10 @@ def the_token_is_a_file(documents: list[Document]) -> Iterator[str]:
         mounts = [one for one in container["volumeMounts"] if one["name"] in secrets]
         if not any(file.startswith(f"{one['mountPath']}/") for one in mounts):
             yield f"{file or 'no --token-file'} is in no Secret"
+        readable = 0o040 if "fsGroup" in spec.get("securityContext", {}) else 0o004
+        for one in spec["volumes"]:
+            if not one.get("secret", {}).get("defaultMode", 0o644) & readable:
+                yield "the file is root's, and the image's user may be another"
 
 
 @rule
@@ -341,6 +347,10 @@ def the_network_is_closed(documents: list[Document]) -> Iterator[str]:
     if any(not {"from"} & set(one) for one in spec["ingress"]):
         yield "everybody reaches every port, and what these take is pickled"
     ports = {port["port"] for one in spec["egress"] for port in one.get("ports", ())}
+    if workload(documents)["kind"] == "RayService":
+        asked = {port["port"] for one in spec["ingress"] for port in one.get("ports", ())}
+        if asked != {8265, 8000}:
+            yield "KubeRay's operator asks the dashboard and the head's proxy"
     if 53 not in ports:
         yield "the head's name is not to be resolved"
 

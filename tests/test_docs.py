@@ -259,6 +259,11 @@ def _names(profile: str) -> list[str]:
     return [*made.fixes, *made.bundles]
 
 
+def test_the_readme_names_every_verb() -> None:
+    code = " ".join(re.findall(r"`([^`\n]+)`", text("README.md")))
+    assert set(VERBS) <= set(code.split())
+
+
 @pytest.mark.parametrize("path", EVERY, ids=lambda path: path.name)
 def test_links_and_files_in_the_documents_exist(path: Path) -> None:
     document = path.read_text("utf-8")

@@ -489,6 +489,14 @@ def test_whatever_a_config_says_is_sized_or_refused(
         assert error.exit_code == 2
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_a_file_that_is_nested_too_deep_is_told(tmp_path: Path, file: str) -> None:
+    made = folder(tmp_path / "M", "Llama-3.1-8B")
+    (made / file).write_text("[" * 200_000)
+    code, out, said = fit(made, "--card", "h100", "--cards", "8")
+    assert (code, out) == (2, "") and "bad-model" in said and file in said
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"])
 def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
     made = folder(tmp_path / "M", "Llama-3.1-8B")

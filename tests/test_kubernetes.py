@@ -31,6 +31,7 @@ FOLDERS = sorted(
 )
 MAIN = HERE / "manifests/vllm-two-node-pipeline.yaml"
 STORM = HERE / "manifests/stormservice.yaml"
+RAY = HERE / "manifests/rayservice.yaml"
 OVERLAY = HERE / "manifests/overlay/vllm-two-node-pipeline.yaml"
 #: What a component says is what the verb says with these options.
 COMPONENTS = {
@@ -245,6 +246,8 @@ BREAKS = [
     ),
     ("pods_can_be_named", MAIN, lws("metadata/name", "a" * 51)),
     ("pods_can_be_named", MAIN, lws("metadata/name", "2nodes")),
+    ("pods_can_be_named", STORM, on("StormService", "metadata/name", "a" * 21)),
+    ("pods_can_be_named", RAY, on("RayService", "metadata/name", "a" * 48)),
     ("a_group_fits_its_domain", MAIN, lws(ANNOTATIONS, {TOPOLOGY: HOST})),
     ("a_storm_service_makes_groups", STORM, on("StormService", f"{ROLE}/podGroupSize", 1)),
     ("a_storm_service_makes_groups", STORM, on("StormService", f"{ROLE}/stateful", None)),
@@ -287,6 +290,7 @@ BREAKS = [
         lws(f"{ENGINE}/env/1", {"name": "VLLM_FIXES_TOKEN", "value": "secret"}),
     ),
     ("the_token_is_a_file", MAIN, argument("--token-file", "--token-file=/tmp/token")),
+    ("the_token_is_a_file", MAIN, lws(f"{POD}/volumes/1/secret/defaultMode", 0o400)),
     ("what_is_mounted_is_there", MAIN, lws(f"{POD}/volumes/1", None)),
     ("a_read_only_root_has_places_to_write", OVERLAY, lws(f"{ENGINE}/volumeMounts/5", None)),
     ("evictions_are_limited", MAIN, without("PodDisruptionBudget")),
@@ -299,6 +303,7 @@ BREAKS = [
     ("the_network_is_closed", MAIN, without("NetworkPolicy")),
     ("the_network_is_closed", MAIN, on("NetworkPolicy", "spec/ingress/0", {})),
     ("the_network_is_closed", MAIN, on("NetworkPolicy", "spec/egress/1", None)),
+    ("the_network_is_closed", RAY, on("NetworkPolicy", "spec/ingress/1/ports/1", None)),
     (
         "scaling_is_by_groups",
         HERE / "overlays/scaled",

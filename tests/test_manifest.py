@@ -49,7 +49,9 @@ SCALARS = st.one_of(
     st.text("-:# \n'\"{}[]&*!|>%@`0123456789eExyYnoNtrue.~+_", max_size=12),
     st.sampled_from(["yes", "off", "~", "1e3", "0x1f", "1:30", "2001-01-01", "=", "--", "a: b"]),
     st.integers(-(2**63), 2**63),
+    st.floats(allow_nan=False, allow_infinity=False),
     st.booleans(),
+    st.none(),
 )
 KEYS = st.text(min_size=1, max_size=12)
 VALUES = st.recursive(
@@ -182,13 +184,68 @@ WRONG = {
         "there is: volcano",
     ),
     "a release that is none": ((*MODEL, "--release", "0.30.0"), "no release such as v0.30.0"),
-    "a size that is none": ((*MODEL, "--memory", "much"), "much is no quantity"),
+    "a size that is none": ((*MODEL, "--memory", "much"), "much is no size such as 64Gi"),
     "less than there are": (
         (*MODEL, "--replicas", "3", "--max-replicas", "2"),
         "is less than --replicas 3",
     ),
     "a count of nothing": ((*MODEL, "--also", "rdma/ib"), "rdma/ib is no RESOURCE=COUNT"),
     "a label that is none": ((*MODEL, "--node-label", "pool"), "pool is no KEY=VALUE"),
+    "a label of two slashes": ((*MODEL, "--node-label", "a/b/c=d"), "is no KEY=VALUE"),
+    "a label twice": ((*MODEL, "--node-label", "a=b", "--node-label", "a=c"), "a is given twice"),
+    "a thousandth of a byte": ((*MODEL, "--memory", "512m"), "512m is no size such as 64Gi"),
+    "CPUs by the gigabyte": ((*MODEL, "--cpu", "64Gi"), "64Gi is no number of CPUs"),
+    "nothing but shared memory": ((*MODEL, "--shm", "500Gi"), "all of the pod's memory, 409Gi"),
+    "cards twice": ((*MODEL, "--also", "habana.ai/gaudi=4"), "is what --cards says"),
+    "half a resource": ((*MODEL, "--also", "rdma/ib=500m"), "is no RESOURCE=COUNT"),
+    "a resource without a domain": ((*MODEL, "--resource", "gaudi"), "no name of an extended"),
+    "a namespace that is none": ((*MODEL, "--namespace", "My Ns"), "no name of a namespace"),
+    "a claim that is none": (
+        ("--model", "/models/m", "--model-claim", "Models_1"),
+        "no name of a PersistentVolumeClaim",
+    ),
+    "a Secret that is none": ((*MODEL, "--token-secret", "a/b"), "a/b is no name of a Secret"),
+    "a queue that is none": ((*MODEL, "--gang", "kueue", "--queue", "Q 1"), "no name of a queue"),
+    "a topology that is none": ((*MODEL, "--topology", "a b"), "a b is no name of a label"),
+    "an image that is none": ((*MODEL, "--image", "My/Image:v1"), "is no name of an image"),
+    "a model that is none": (("--model", "org/my model"), "org/my model is no name on the hub"),
+    "a model beside the claim": (
+        ("--model", "/models/../etc", "--model-claim", "c"),
+        "leads out of /models",
+    ),
+    "a cache beside a claim": ((*MODEL, "--cache-claim", "c"), "--cache-claim: is for a model on"),
+    "a port that is none": ((*MODEL, "--port", "70000"), "--port: is more than 65535"),
+    "a port that is taken": ((*MODEL, "--port", "29501"), "of the launchers themselves"),
+    "a user that is none": ((*MODEL, "--user", "4294967296"), "--user: is more than 2147483647"),
+    "another port behind": ((*MODEL, "--", "--port=9000"), "the API is where --port says"),
+    "a size behind": ((*MODEL, "--", "-tp", "4"), "-tp behind --: the launcher sets it"),
+    "another model behind": ((*MODEL, "--", "other/model"), "several models"),
+    "a release that nobody knows": ((*MODEL, "--release", "v9.9.9"), "there is no profile v9.9.9"),
+    "a release without Gaudi's transport": (
+        (*MODEL, "--release", "v0.28.0"),
+        "v0.28.0 has nothing for gaudi",
+    ),
+    "a fix that is none": ((*MODEL, "--fix", "nonsense"), "no fix or bundle nonsense"),
+    "Dynamo's port": (
+        (*MODEL, "--kind", "dynamo", "--platform", "nvidia", "--port", "9000"),
+        "--port: is not for --kind dynamo",
+    ),
+    "a keyword that is none": (
+        (*MODEL, "--kind", "ray", "--platform", "nvidia", "--", "-x", "1"),
+        "-x behind --: is no keyword of vLLM's engine",
+    ),
+    "a name for AIBrix": (
+        (*MODEL, "--kind", "stormservice", "--name", "a" * 21),
+        "has 21 characters, 20 at most",
+    ),
+    "a name for KubeRay": (
+        (*MODEL, "--kind", "ray", "--platform", "nvidia", "--name", "a" * 48),
+        "has 48 characters, 47 at most",
+    ),
+    "a name for Grove": (
+        (*MODEL, "--kind", "dynamo", "--platform", "nvidia", "--name", "a" * 22),
+        "has 22 characters, 21 at most",
+    ),
 }
 
 
@@ -201,6 +258,74 @@ def test_what_does_not_go_together_is_refused(case: str) -> None:
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     said = refused(*MODEL, "--name", "X", "--memory", "x", "--topology", "kubernetes.io/hostname")
     assert said.count("usage: ") == 3
+
+
+RIGHT = {
+    "registry": ("--image", "registry.example.com:5000/team/vllm_x--y:v1@sha256:" + "0" * 64),
+    "one word": ("--image", "vllm"),
+    "a plain claim": ("--token-secret", "my.secret"),
+    "a label of a domain": ("--node-label", "node.example.com/pool=Big_1", "--node-label", "x="),
+    "disk": ("--also", "ephemeral-storage=1Ti", "--also", "hugepages-1Gi=4Gi"),
+    "a model in a folder with a space": ("--model", "/models/my model"),
+    "a bundle and a fix": ("--fix", "pipeline-parallel", "--fix", "pp-offload"),
+    "another release": ("--platform", "nvidia", "--release", "v0.33.0"),
+    "the longest name": ("--name", "a" * 50),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_kubernetes_takes_is_rendered(case: str) -> None:
+    assert group_rules.broken(render(*MODEL, *RIGHT[case])) == {}
+
+
+def test_ray_is_told_options_as_what_they_are() -> None:
+    """Nobody parses keywords of an engine: a number as a text would stay one."""
+    behind = [
+        *("--gpu-memory-utilization", "0.85", "--max-model-len=32768", "-q", "fp8"),
+        *("--hf-overrides", '{"a": "b=c", "d": null}', "--no-enable-prefix-caching"),
+        *("--allowed-media-domains", "a", "b", "--seed", "-1", "--enable-lora"),
+    ]
+    found = render(*MODEL, "--kind", "ray", "--platform", "nvidia", "--", *behind)
+    config = yaml.safe_load(found[0]["spec"]["serveConfigV2"])
+    (model,) = config["applications"][0]["args"]["llm_configs"]
+    assert model["engine_kwargs"] == {
+        "tensor_parallel_size": 8,
+        "pipeline_parallel_size": 2,
+        "async_scheduling": False,
+        "gpu_memory_utilization": 0.85,
+        "max_model_len": 32768,
+        "quantization": "fp8",
+        "hf_overrides": {"a": "b=c", "d": None},
+        "enable_prefix_caching": False,
+        "allowed_media_domains": ["a", "b"],
+        "seed": -1,
+        "enable_lora": True,
+    }
+
+
+def test_the_heading_says_how_claims_have_to_be() -> None:
+    said = launch(sys.executable, "manifest", *MODEL).stdout
+    assert "#   the claim models, ReadOnlyMany or ReadWriteMany: every node mounts it" in said
+    said = launch(sys.executable, "manifest", "--model", "a/b", "--cache-claim", "c").stdout
+    assert "#   the claim c, ReadWriteMany: every node mounts it" in said
+
+
+@pytest.mark.parametrize("kind", ["ray", "dynamo"])
+def test_whoever_starts_vllm_it_knows_its_address_and_has_time(kind: str) -> None:
+    words = ("--kind", kind, "--platform", "nvidia", "--startup", "5000", "--node-label", "a=b")
+    said = json.dumps(render(*MODEL, *words))
+    assert '{"name": "VLLM_ENGINE_READY_TIMEOUT_S", "value": "5000"}' in said
+    assert '{"name": "VLLM_HOST_IP", "valueFrom"' in said
+    assert '{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}' in said
+    assert '"nodeSelector": {"a": "b"}' in said
+
+
+def test_a_frontend_of_dynamo_reads_the_models_tokenizer() -> None:
+    (graph,) = render(*MODEL, "--kind", "dynamo", "--platform", "nvidia")
+    for service in graph["spec"]["services"].values():
+        pods = service["extraPodSpec"]
+        assert pods["volumes"][0]["persistentVolumeClaim"]["claimName"] == "models"
+        assert pods["mainContainer"]["volumeMounts"][0]["mountPath"] == "/models"
 
 
 # What the containers run

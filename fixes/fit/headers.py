@@ -36,6 +36,10 @@ class Stored(NamedTuple):
         return count * (4 if self.name.endswith(_WIDE) else size)
 
 
+#: What reading them raises where they are not what they should be.
+_DAMAGE = (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError)
+
+
 class DamagedError(Exception):
     """A file is no safetensors file, or is cut short."""
 
@@ -46,7 +50,7 @@ def files(folder: Path) -> tuple[list[Path], list[str]]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except _DAMAGE as error:
             raise DamagedError(f"{INDEX} cannot be read") from error
         missing = [name for name in names if not (folder / name).is_file()]
         return [folder / name for name in names if name not in missing], missing
@@ -65,7 +69,7 @@ def read(path: Path) -> list[Stored]:
             text = stream.read(length)
         entries = json.loads(text)
         return [_stored(name, entry) for name, entry in entries.items() if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except _DAMAGE as error:
         raise DamagedError(f"{path.name} is no whole safetensors file") from error
 
 

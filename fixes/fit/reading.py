@@ -49,7 +49,7 @@ def read(folder: Path, dtype: str = "auto", recurrent: str = "auto") -> Model:
     """
     try:
         values = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _bad(f"cannot be read: {error}", str(folder / CONFIG)) from None
     if not isinstance(values, dict):
         raise _bad("is no JSON object", str(folder / CONFIG))

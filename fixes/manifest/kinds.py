@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from fixes.manifest import around, pod
+from fixes.launch.options import SHORT
+from fixes.manifest import around, formats, pod
 from fixes.manifest.wanted import Wanted
 from fixes.manifest.yamltext import Document, Note, Value
 
@@ -165,9 +167,12 @@ def ray(wanted: Wanted) -> list[Document]:
     total = wanted.nodes * wanted.replicas + 1
     name: Document = {"app.kubernetes.io/name": "kuberay-operator"}
     source: Document = {"namespaceSelector": {}, "podSelector": {"matchLabels": name}}
-    port: Document = {"protocol": "TCP", "port": 8265}
+    dashboard: Document = {"protocol": "TCP", "port": 8265}
+    proxy: Document = {"protocol": "TCP", "port": 8000}
     operator = Note(
-        "KubeRay's operator, which sends the configuration.", {"from": [source], "ports": [port]}
+        "KubeRay's operator, which sends the configuration, and asks the head's proxy before it\n"
+        "gives the head the label ray.io/serve.",
+        {"from": [source], "ports": [dashboard, proxy]},
     )
     return [
         {
@@ -211,28 +216,38 @@ def _serve(wanted: Wanted, engine: Document) -> str:
 def _keywords(arguments: Sequence[str]) -> Document:
     """Options of `vllm serve` as keywords: `--max-model-len 32768`, `--no-enable-x`."""
     found: Document = {}
-    words = [part for word in arguments for part in word.split("=", 1)]
-    for at, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        key = word[2:].replace("-", "_")
-        value = words[at + 1] if at + 1 < len(words) else "--"
-        if not value.startswith("--"):
-            found[key] = int(value) if value.isdigit() else value
-        else:
+    rest = list(arguments)
+    while rest:
+        option, equals, given = rest.pop(0).partition("=")
+        values = [given] if equals else []
+        while rest and not equals and not formats.OPTION.match(rest[0]):
+            values.append(rest.pop(0))
+        key = SHORT.get(option, option).removeprefix("--").replace("-", "_")
+        if not values:
             found[key.removeprefix("no_")] = not key.startswith("no_")
+        else:
+            read = [_read(value) for value in values]
+            found[key] = read[0] if len(read) == 1 else read
     return found
+
+
+def _read(text: str) -> Value:
+    """A number or JSON as what it is, since nobody parses it later; a text as it stands."""
+    try:
+        found: Value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return text
+    return text if isinstance(found, str) else found
 
 
 def _ray_pod(
     wanted: Wanted, labels: Document, name: str, sizes: Document, ports: list[Value] | None = None
 ) -> Document:
     stored, mounts, volumes = pod.storage(wanted)
-    address: Document = {"fieldRef": {"fieldPath": "status.podIP"}}
     container: Document = {
         "name": name,
         "image": wanted.image_name,
-        "env": [{"name": "VLLM_HOST_IP", "valueFrom": address}, *stored],
+        "env": [*pod.engine_variables(wanted), *stored],
         "resources": sizes,
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, *mounts],
@@ -282,13 +297,13 @@ def dynamo(wanted: Wanted) -> list[Document]:
             ["python3", "-m", "dynamo.vllm"],
         ),
         "args": words,
-        "env": stored,
+        "env": [*pod.engine_variables(wanted), *stored],
         "volumeMounts": mounts,
     }
-    if not stored:
-        del container["env"]
     extra: Document = {
         "enableServiceLinks": False,
+        "tolerations": pod.tolerations(wanted),
+        **pod.selector(wanted),
         "volumes": volumes,
         "mainContainer": container,
     }
@@ -297,6 +312,12 @@ def dynamo(wanted: Wanted) -> list[Document]:
         "image": wanted.image_name,
         "command": ["python3", "-m", "dynamo.frontend"],
         "args": ["--http-port", str(wanted.port)],
+        **({"env": stored} if stored else {}),
+        "volumeMounts": mounts,
+    }
+    reads: Document = {
+        "volumes": Note("Its tokenizer is the model's.", volumes),
+        "mainContainer": frontend,
     }
     worker: Document = {
         "componentType": "worker",
@@ -316,7 +337,7 @@ def dynamo(wanted: Wanted) -> list[Document]:
                 "Frontend": {
                     "componentType": "frontend",
                     "replicas": 1,
-                    "extraPodSpec": {"mainContainer": frontend},
+                    "extraPodSpec": reads,
                 },
                 "VllmWorker": worker,
             },

@@ -55,12 +55,22 @@ def placement(wanted: Wanted) -> Document:
     spec: Document = {
         "enableServiceLinks": Note("A Service called vllm would set VLLM_PORT to a URI.", False),
         "automountServiceAccountToken": False,
-        "tolerations": [{"key": wanted.card, "operator": "Exists", "effect": "NoSchedule"}],
+        "tolerations": tolerations(wanted),
     }
-    if wanted.node_label:
-        labels = (label.partition("=") for label in wanted.node_label)
-        spec["nodeSelector"] = {key: value for key, _, value in labels}
-    return spec
+    return spec | selector(wanted)
+
+
+def tolerations(wanted: Wanted) -> list[Value]:
+    """For nodes that are kept for pods with cards, as many are."""
+    return [{"key": wanted.card, "operator": "Exists", "effect": "NoSchedule"}]
+
+
+def selector(wanted: Wanted) -> Document:
+    """The nodes to take, where they are named by their labels."""
+    if not wanted.node_label:
+        return {}
+    labels = (label.partition("=") for label in wanted.node_label)
+    return {"nodeSelector": {key: value for key, _, value in labels}}
 
 
 def resources(wanted: Wanted) -> Document:
@@ -190,12 +200,17 @@ def _probe(wanted: Wanted, verb: str, failures: int) -> Document:
     }
 
 
-def _variables(wanted: Wanted) -> list[Value]:
+def engine_variables(wanted: Wanted) -> list[Value]:
+    """What vLLM needs on every node, whoever starts it: its address, and time to load."""
     address: Document = {"fieldRef": {"fieldPath": "status.podIP"}}
-    variables: list[Value] = [
+    return [
         {"name": "VLLM_HOST_IP", "valueFrom": address},
         {"name": "VLLM_ENGINE_READY_TIMEOUT_S", "value": str(wanted.startup)},
     ]
+
+
+def _variables(wanted: Wanted) -> list[Value]:
+    variables = engine_variables(wanted)
     if wanted.fixes == "overlay":
         variables.append({"name": "PYTHONPATH", "value": f"{OVERLAY}/fixes"})
     if wanted.platform == "gaudi":
@@ -264,10 +279,10 @@ def _writable(wanted: Wanted) -> list[Value]:
 
 
 def _volumes(wanted: Wanted) -> list[Value]:
-    # To another user than root the file is readable by its group, which is the pod's fsGroup.
+    # The file is root's. A named user reads it by the pod's fsGroup, the image's own as anybody.
     secret: Document = {
         "secretName": wanted.secret,
-        "defaultMode": Note("0440" if wanted.user else "0400", 0o440 if wanted.user else 0o400),
+        "defaultMode": Note("0440" if wanted.user else "0444", 0o440 if wanted.user else 0o444),
     }
     volumes: list[Value] = [shared_memory(wanted), {"name": "token", "secret": secret}]
     if wanted.fixes != "image":
@@ -284,8 +299,8 @@ def _overlay(wanted: Wanted) -> Document:
     """Makes the overlay: in the same image, and with the same devices, as they are then given
     to the engine's container.
     """
-    names: list[Value] = list(wanted.fix) or ["pipeline-parallel"]
-    words: list[Value] = [*tool(wanted), "overlay", f"--profile={wanted.profile}", *names]
+    words: list[Value] = [*tool(wanted), "overlay", f"--profile={wanted.profile}"]
+    words += wanted.bundles
     mounts: list[Value] = [
         {"name": "vllm-fixes", "mountPath": TOOL, "readOnly": True},
         {"name": "overlay", "mountPath": OVERLAY},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from fixes.manifest import kinds
+from fixes.manifest import allowed, kinds
 from fixes.manifest.pod import CONFIG_MAP
 from fixes.manifest.wanted import Wanted
 from fixes.manifest.yamltext import Document, emit
@@ -38,8 +38,8 @@ _ABOUT = {
 
 
 def documents(wanted: Wanted) -> list[Document]:
-    """The documents, with their comments. Raises FixesError: see ``Wanted.check``."""
-    wanted.check()
+    """The documents, with their comments. Raises FixesError: see ``allowed.check``."""
+    allowed.check(wanted)
     made: list[Document] = getattr(kinds, wanted.kind)(wanted)
     return made
 
@@ -65,6 +65,12 @@ def _before(wanted: Wanted) -> list[str]:
     where = ["-n", wanted.namespace] if wanted.namespace else []
     kubectl = shlex.join(["kubectl", *where])
     found = []
+    for claim, mode in (
+        (wanted.model_claim, "ReadOnlyMany or ReadWriteMany"),
+        (wanted.cache_claim, "ReadWriteMany"),
+    ):
+        if claim:
+            found.append(f"the claim {claim}, {mode}: every node mounts it at once")
     if wanted.kind in ("lws", "stormservice"):
         token = '--from-literal=token="$(head -c 32 /dev/urandom | base64)"'
         found.append(f"{kubectl} create secret generic {wanted.secret} {token}")

@@ -29,7 +29,7 @@ class Note(NamedTuple):
     value: Value
 
 
-Value = Union["dict[str, Value]", "list[Value]", str, int, bool, Note]
+Value = Union["dict[str, Value]", "list[Value]", str, int, float, bool, None, Note]
 Document = dict[str, Value]
 
 
@@ -109,9 +109,15 @@ def _fits_block(value: str) -> bool:
     )
 
 
-def _scalar(value: str | int | bool) -> str:
+def _scalar(value: str | int | float | bool | None) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        # YAML 1.1 wants a dot, and a sign in the exponent, which repr always gives.
+        digits, exponent, power = repr(value).partition("e")
+        return f"{digits if '.' in digits else digits + '.0'}{exponent}{power}"
     if isinstance(value, int):
         return str(value)
     if _PLAIN.fullmatch(value) and not _OTHER.fullmatch(value):
