@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import sys
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -409,6 +410,26 @@ def test_one_screen_for_two_nodes_of_gaudi(tmp_path: Path) -> None:
     (row,) = (line for line in lines if line.startswith("0-1    63 each (0-125)"))
     assert f"{cached:.2f}" in row.split()
     assert f"-tp 8 -pp 2 -- {made} --max-model-len 131072 --max-num-seqs 8" in out
+
+
+def test_the_line_that_starts_it_has_all_that_was_asked(tmp_path: Path) -> None:
+    """Else vLLM would take other shares and sizes than those that were found to fit."""
+    made = folder(tmp_path / "My model", "Llama-3.1-8B")
+    words = {
+        "--dtype": "float32",
+        "--kv-cache-dtype": "fp8",
+        "--mamba-ssm-cache-dtype": "float32",
+        "--gpu-memory-utilization": "0.97",
+        "--max-num-batched-tokens": "2048",
+    }
+    asked = [word for pair in words.items() for word in pair]
+    code, out, _ = fit(made, "--card", "h100", "--cards", "8", *asked)
+    (line,) = [line for line in out.splitlines() if line.startswith("start ")]
+    started = shlex.split(line)
+    assert code == 0 and str(made) in started
+    assert words.items() <= dict(pairwise(started)).items()
+    plain = fit(made, "--card", "h100", "--cards", "8")[1]
+    assert "--gpu" not in next(line for line in plain.splitlines() if line.startswith("start "))
 
 
 def test_what_fits_nowhere_ends_with_1_and_says_by_how_much(tmp_path: Path) -> None:

@@ -71,12 +71,26 @@ def run(options: argparse.Namespace) -> int:
     else:
         plan, failed = planning.propose(model, place, demand)
         fewest = planning.fewest(plan) if plan.nodes == 1 else 0
-    answer = page.Answer(options.model, plan, tuple(failed), fewest, kv_cache)
+    answer = page.Answer(options.model, plan, tuple(failed), fewest, kv_cache, _engine(options))
     if options.json:
         report.emit(json.dumps(answer.document(), indent=2) + "\n")
     else:
         report.emit(answer.text())
     return ExitCode.OK if plan.fits else ExitCode.MISMATCH
+
+
+def _engine(options: argparse.Namespace) -> tuple[str, ...]:
+    """Options that vLLM needs as well, or it would have other sizes than these."""
+    found: list[str] = []
+    for name, default in (
+        ("dtype", "auto"),
+        ("mamba_ssm_cache_dtype", "auto"),
+        ("gpu_memory_utilization", cards.UTILIZATION),
+        ("max_num_batched_tokens", planning.BATCHED),
+    ):
+        if (value := getattr(options, name)) != default:
+            found += [f"--{name.replace('_', '-')}", f"{value}"]
+    return tuple(found)
 
 
 def _place(options: argparse.Namespace) -> Place:

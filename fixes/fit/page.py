@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,13 +15,17 @@ from fixes.fit.sharing import unknown
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found: a plan, those that failed on fewer nodes, and the fewest cards that do."""
+    """What was found: a plan, those that failed on fewer nodes, and the fewest cards that do.
+
+    ``given``: options of vLLM that it holds for, and that vLLM would not choose by itself.
+    """
 
     name: str
     plan: Plan
     failed: tuple[Plan, ...]
     fewest: int
     kv_cache: str
+    given: tuple[str, ...] = ()
 
     def assumptions(self) -> list[str]:
         """What the figures rest on that was not read from the model."""
@@ -103,24 +108,24 @@ class Answer:
             more = 100 * (better.pool / plan.pool - 1)
             lines.append(f"uneven   {environment(better.partition)} holds {more:.0f} % more")
         if plan.fits:
-            lines.append(f"start    {command(self.name, plan, self.kv_cache)}")
+            lines.append(f"start    {self.command()}")
         return "\n".join([*lines, *_listed("assumed", self.assumptions())]) + "\n"
 
-
-def command(name: str, plan: Plan, kv_cache: str) -> str:
-    """What starts it."""
-    words = [environment(plan.partition)] if plan.uneven else []
-    if plan.nodes > 1:
-        words += ["vllm-fixes launch", f"--rank N --nnodes {plan.nodes} --head-ip HEAD"]
-        words += [f"-tp {plan.tensor} -pp {plan.pipeline} -- {name}"]
-    else:
-        words += [f"vllm serve {name} -tp {plan.tensor} -pp {plan.pipeline}"]
-    words += [f"--max-model-len {plan.demand.context} --max-num-seqs {plan.demand.concurrency}"]
-    if kv_cache != plan.model.dtype:
-        words.append(f"--kv-cache-dtype {kv_cache}")
-    if plan.place.by_expert:
-        words.append("--enable-expert-parallel")
-    return " ".join(words)
+    def command(self) -> str:
+        """What starts it, with all that the plan holds for."""
+        plan, model = self.plan, shlex.quote(self.name)
+        words = [environment(plan.partition)] if plan.uneven else []
+        if plan.nodes > 1:
+            words += ["vllm-fixes launch", f"--rank N --nnodes {plan.nodes} --head-ip HEAD"]
+            words += [f"-tp {plan.tensor} -pp {plan.pipeline} -- {model}"]
+        else:
+            words += [f"vllm serve {model} -tp {plan.tensor} -pp {plan.pipeline}"]
+        words += [f"--max-model-len {plan.demand.context} --max-num-seqs {plan.demand.concurrency}"]
+        if self.kv_cache != plan.model.dtype:
+            words.append(f"--kv-cache-dtype {self.kv_cache}")
+        if plan.place.by_expert:
+            words.append("--enable-expert-parallel")
+        return " ".join([*words, *self.given])
 
 
 def _document(plan: Plan) -> dict[str, Any]:
