@@ -278,6 +278,55 @@ def test_what_kubernetes_takes_is_rendered(case: str) -> None:
     assert group_rules.broken(render(*MODEL, *RIGHT[case])) == {}
 
 
+#: By https://kubernetes.io/docs/concepts/security/pod-security-standards/
+SECURITY = [
+    ("baseline", ("--platform", "nvidia")),
+    ("restricted", ("--platform", "nvidia", "--user", "1000")),
+    ("restricted", ("--platform", "nvidia", "--user", "1000", "--fixes", "overlay")),
+    ("privileged", ()),
+    ("privileged", ("--platform", "nvidia", "--user", "1000", "--also", "rdma/ib=1")),
+]
+
+
+@pytest.mark.parametrize("kind", ["lws", "stormservice"])
+@pytest.mark.parametrize(("level", "words"), SECURITY)
+def test_pods_meet_the_level_of_pod_security_that_is_documented(
+    level: str, words: tuple[str, ...], kind: str
+) -> None:
+    (template,) = crd.templates(group_rules.workload(render(*MODEL, "--kind", kind, *words)))
+    spec = template["spec"]
+    containers = [*spec.get("initContainers", ()), *spec["containers"]]
+    rights = [one["securityContext"] for one in containers]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+    assert {key for volume in spec["volumes"] for key in volume} <= allowed | {"name"}
+    added = [right.get("capabilities", {}).get("add", []) for right in rights]
+    baseline = not any("privileged" in right for right in rights) and not any(added)
+    own = spec.get("securityContext", {})
+    restricted = (
+        baseline
+        and own.get("runAsNonRoot") is True
+        and own.get("seccompProfile") == {"type": "RuntimeDefault"}
+        and all(right["allowPrivilegeEscalation"] is False for right in rights)
+        and all(right.get("capabilities", {}).get("drop") == ["ALL"] for right in rights)
+    )
+    met = "restricted" if restricted else "baseline" if baseline else "privileged"
+    assert met == level
+
+
+def test_releases_do_not_share_a_config_map() -> None:
+    said = [
+        launch(sys.executable, "manifest", *MODEL, "--fixes", "zipapp", "--release", release).stdout
+        for release in ("v0.26.0", "v0.30.0")
+    ]
+    for text, release in zip(said, ("v0.26.0", "v0.30.0"), strict=True):
+        name = f"vllm-fixes-{release}"
+        assert f"create configmap {name} --from-file=vllm-fixes.pyz" in text
+        (template,) = crd.templates(group_rules.workload(list(yaml.safe_load_all(text))))
+        maps = [one["configMap"] for one in template["spec"]["volumes"] if "configMap" in one]
+        assert maps == [{"name": name}]
+
+
 def test_ray_is_told_options_as_what_they_are() -> None:
     """Nobody parses keywords of an engine: a number as a text would stay one."""
     behind = [
@@ -308,6 +357,8 @@ def test_the_heading_says_how_claims_have_to_be() -> None:
     assert "#   the claim models, ReadOnlyMany or ReadWriteMany: every node mounts it" in said
     said = launch(sys.executable, "manifest", "--model", "a/b", "--cache-claim", "c").stdout
     assert "#   the claim c, ReadWriteMany: every node mounts it" in said
+    said = launch(sys.executable, "manifest", "--model", "a/b", "--hf-secret", "hub").stdout
+    assert "#   the Secret hub, whose key `token` is the hub's token" in said
 
 
 @pytest.mark.parametrize("kind", ["ray", "dynamo"])

@@ -149,7 +149,9 @@ def ray(wanted: Wanted) -> list[Document]:
         "replicas": wanted.nodes * wanted.replicas,
         "minReplicas": wanted.nodes * wanted.replicas,
         "maxReplicas": wanted.nodes * wanted.replicas,
-        "rayStartParams": {},
+        "rayStartParams": Note(
+            "Else by resources that are called so.", {"num-gpus": str(wanted.cards)}
+        ),
         "template": _ray_pod(wanted, pods, "ray-worker", pod.resources(wanted)),
     }
     small: Document = {"cpu": "4", "memory": "32Gi"}

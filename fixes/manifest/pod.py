@@ -7,7 +7,6 @@ from fixes.manifest.yamltext import Document, Note, Value
 
 TOOL = "/opt/vllm-fixes"
 ZIPAPP = f"{TOOL}/vllm-fixes.pyz"
-CONFIG_MAP = "vllm-fixes-zipapp"
 TOKEN = "/run/secrets/vllm-fixes"
 OVERLAY = "/overlay"
 CACHE = "/cache"
@@ -286,7 +285,7 @@ def _volumes(wanted: Wanted) -> list[Value]:
     }
     volumes: list[Value] = [shared_memory(wanted), {"name": "token", "secret": secret}]
     if wanted.fixes != "image":
-        volumes.append({"name": "vllm-fixes", "configMap": {"name": CONFIG_MAP}})
+        volumes.append({"name": "vllm-fixes", "configMap": {"name": wanted.config_map}})
     if wanted.fixes == "overlay":
         volumes.append({"name": "overlay", "emptyDir": {}})
     if wanted.user:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from fixes.manifest import allowed, kinds
-from fixes.manifest.pod import CONFIG_MAP
 from fixes.manifest.wanted import Wanted
 from fixes.manifest.yamltext import Document, emit
 
@@ -71,10 +70,12 @@ def _before(wanted: Wanted) -> list[str]:
     ):
         if claim:
             found.append(f"the claim {claim}, {mode}: every node mounts it at once")
+    if wanted.hf_secret:
+        found.append(f"the Secret {wanted.hf_secret}, whose key `token` is the hub's token")
     if wanted.kind in ("lws", "stormservice"):
         token = '--from-literal=token="$(head -c 32 /dev/urandom | base64)"'
         found.append(f"{kubectl} create secret generic {wanted.secret} {token}")
     if wanted.fixes != "image":
         found.append(f"vllm-fixes bundle --profile {wanted.profile} --to vllm-fixes.pyz")
-        found.append(f"{kubectl} create configmap {CONFIG_MAP} --from-file=vllm-fixes.pyz")
+        found.append(f"{kubectl} create configmap {wanted.config_map} --from-file=vllm-fixes.pyz")
     return found

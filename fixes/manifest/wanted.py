@@ -105,6 +105,11 @@ class Wanted:
         return self.token_secret or f"{self.name}-token"
 
     @property
+    def config_map(self) -> str:
+        """The ConfigMap that holds the tool with this release's fixes, and no other's."""
+        return f"vllm-fixes-{self.profile}"
+
+    @property
     def termination(self) -> int:
         """Seconds between the wish to end a pod and SIGKILL."""
         return self.grace + BESIDE_GRACE + PRE_STOP
