@@ -159,6 +159,15 @@ WRONG = {
     "a path elsewhere": (("--model", "/data/m", "--model-claim", "c"), "is not below /models"),
     "part of a node": ((*MODEL, "-tp", "3"), "6 cards are no whole number of nodes with 8"),
     "one node": ((*MODEL, "-tp", "4"), "8 cards are one node"),
+    "a variable that is none": ((*MODEL, "--env", "1A=b"), "1A=b is no NAME=VALUE"),
+    "a variable without a value": ((*MODEL, "--env", "A"), "A is no NAME=VALUE"),
+    "a variable twice": ((*MODEL, "--env", "A=1", "--env", "A=2"), "A is given twice"),
+    "a variable of the manifest": (
+        (*MODEL, "--env", "VLLM_HOST_IP=10.0.0.1"),
+        "VLLM_HOST_IP is set here already",
+    ),
+    "a secret in the manifest": ((*MODEL, "--env", "HF_TOKEN=hf_x"), "a secret: --hf-secret"),
+    "an API for itself": ((*MODEL, "--", "--host", "127.0.0.1"), "outside the pod would reach"),
     "no card": ((*MODEL, "--cards", "0"), "--cards: is too small"),
     "a long name": ((*MODEL, "--name", "a" * 51), "has 51 characters, 50 at most"),
     "a name for many": (
@@ -359,6 +368,23 @@ def test_the_heading_says_how_claims_have_to_be() -> None:
     assert "#   the claim c, ReadWriteMany: every node mounts it" in said
     said = launch(sys.executable, "manifest", "--model", "a/b", "--hf-secret", "hub").stdout
     assert "#   the Secret hub, whose key `token` is the hub's token" in said
+
+
+@pytest.mark.parametrize("kind", wanted.KINDS)
+def test_variables_are_the_engines_on_every_node(kind: str) -> None:
+    """Such as the partition that `fit` proposes, which all nodes must have."""
+    words = ("--env", "VLLM_PP_LAYER_PARTITION=41,39", "--env", "A=$(B)=c d")
+    text = json.dumps(render(*MODEL, "--kind", kind, "--platform", "nvidia", *words))
+    found = text.count('{"name": "VLLM_PP_LAYER_PARTITION", "value": "41,39"}')
+    assert found == (2 if kind == "ray" else 1)  # a head, which has its own template, and nodes
+    assert text.count('{"name": "A", "value": "$$(B)=c d"}') == found  # as the kubelet reads it
+
+
+def test_tensor_parallelism_that_leaves_a_node_is_told() -> None:
+    said = "# Tensor parallelism leaves the node here"
+    crossing = ("-tp", "16", "-pp", "1")
+    assert said in launch(sys.executable, "manifest", *MODEL, *crossing).stdout
+    assert said not in launch(sys.executable, "manifest", *MODEL).stdout
 
 
 @pytest.mark.parametrize("kind", ["ray", "dynamo"])

@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text("--cache-claim", "one for what is loaded from the hub", "CLAIM")
     text("--hf-secret", "the Secret whose key `token` is the hub's token")
     text("--token-secret", "the Secret whose key `token` the launchers share; NAME-token")
+    text("--env", "a variable of every node, such as VLLM_PP_LAYER_PARTITION", "NAME=VALUE")
     text("--node-label", "of the nodes to take", "KEY=VALUE")
     text("--topology", "keep a group in one domain of this label (lws)", "LABEL")
     number("--replicas", "groups of nodes")

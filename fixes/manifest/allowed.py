@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from fixes import catalogue
 from fixes.errors import ExitCode, FixesError, Problem
 from fixes.launch import plan
 from fixes.launch.options import SHORT
-from fixes.manifest import formats
+from fixes.manifest import formats, pod
 from fixes.manifest.wanted import GANGS, MODELS, Wanted
+from fixes.manifest.yamltext import plain
 
 #: What is written for each kind; the rest is refused rather than guessed.
 GANGS_OF = {
@@ -41,12 +42,17 @@ _TAKEN = (plan.MASTER_PORT, plan.WATCH_PORT)
 _LARGEST = {"port": 65535, "user": 2**31 - 1}
 #: Behind ``--`` they would move the API away from where the Service and the policies expect it.
 _ELSEWHERE = ("--port", "--uds")
+#: Everybody who may read the manifest would know them.
+_SECRETS = {
+    "HF_TOKEN": "is a secret: --hf-secret",
+    "VLLM_FIXES_TOKEN": "is a secret: --token-secret",
+}
 _Found = Iterator[tuple[str, str, str]]
 
 
 def check(wanted: Wanted) -> None:
     """Raises FixesError (usage, unknown-profile) with everything that cannot be rendered."""
-    checks = (_numbers, _sizes, _texts, _names, _together, _behind, _offered)
+    checks = (_numbers, _sizes, _texts, _names, _variables, _together, _behind, _offered)
     problems = [
         Problem(ExitCode.USAGE, "usage", what, where, hint)
         for check in checks
@@ -156,6 +162,20 @@ def _names(wanted: Wanted) -> _Found:
         seen.add(key)
 
 
+def _variables(wanted: Wanted) -> _Found:
+    made = replace(wanted, env=())
+    ours = [plain(one) for one in (*pod.variables(made), *pod.storage(made)[0])]
+    taken = {str(one["name"]): "is set here already" for one in ours if isinstance(one, dict)}
+    taken |= {"VLLM_PORT": "breaks starts where it is set"} | _SECRETS
+    for each in wanted.env:
+        name, equals, _ = each.partition("=")
+        if not equals or not formats.VARIABLE.fullmatch(name):
+            yield f"{each} is no NAME=VALUE", "--env", ""
+        elif name in taken:
+            yield f"{name} {taken[name]}", "--env", ""
+        taken[name] = "is given twice"
+
+
 def _together(wanted: Wanted) -> _Found:
     if wanted.model.startswith("/") != bool(wanted.model_claim):
         what = "a path needs the claim that has it, and a claim needs a path in it"
@@ -196,6 +216,8 @@ def _behind(wanted: Wanted) -> _Found:
     for name in _ELSEWHERE:
         if plan.option(wanted.arguments, name):
             yield f"{name} behind --: the API is where --port says", "", hint
+    if plan.option(wanted.arguments, "--host").startswith(("127.", "localhost", "::1")):
+        yield "--host behind --: nobody outside the pod would reach the API there", "", hint
     if wanted.kind == "ray":
         for word in filter(formats.OPTION.match, wanted.arguments):
             name = SHORT.get(word.partition("=")[0], word.partition("=")[0])

@@ -18,6 +18,8 @@ SUBDOMAIN = re.compile(_DOMAIN)
 #: A label's key, and its value.
 KEY = re.compile(rf"{_PREFIX}?{_QUALIFIED}", re.ASCII)
 VALUE = re.compile(rf"(?:{_QUALIFIED})?", re.ASCII)
+#: A variable's name, as shells have it too.
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 CPU = re.compile(r"[1-9]\d*m?", re.ASCII)
 #: HOST:PORT/PATH:TAG@DIGEST, the path in small letters.
 IMAGE = re.compile(

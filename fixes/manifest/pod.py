@@ -136,7 +136,7 @@ def _engine(wanted: Wanted) -> Document:
             "variables that the controller sets.",
             _arguments(wanted),
         ),
-        "env": [*_variables(wanted), *stored],
+        "env": [*variables(wanted), *stored],
         "ports": [{"name": "http", "containerPort": wanted.port}],
         "resources": resources(wanted),
         **probes,
@@ -200,21 +200,29 @@ def _probe(wanted: Wanted, verb: str, failures: int) -> Document:
 
 
 def engine_variables(wanted: Wanted) -> list[Value]:
-    """What vLLM needs on every node, whoever starts it: its address, and time to load."""
+    """What vLLM needs on every node, whoever starts it: its address, time to load, and what it
+    is given by ``--env``.
+    """
     address: Document = {"fieldRef": {"fieldPath": "status.podIP"}}
+    given: list[Value] = [
+        {"name": name, "value": literal(value)}
+        for name, _, value in (each.partition("=") for each in wanted.env)
+    ]
     return [
         {"name": "VLLM_HOST_IP", "valueFrom": address},
         {"name": "VLLM_ENGINE_READY_TIMEOUT_S", "value": str(wanted.startup)},
+        *given,
     ]
 
 
-def _variables(wanted: Wanted) -> list[Value]:
-    variables = engine_variables(wanted)
+def variables(wanted: Wanted) -> list[Value]:
+    """All variables of a node that runs the launcher, but those of the model's storage."""
+    found = engine_variables(wanted)
     if wanted.fixes == "overlay":
-        variables.append({"name": "PYTHONPATH", "value": f"{OVERLAY}/fixes"})
+        found.append({"name": "PYTHONPATH", "value": f"{OVERLAY}/fixes"})
     if wanted.platform == "gaudi":
-        variables.append({"name": "OMPI_MCA_btl_vader_single_copy_mechanism", "value": "none"})
-    return [*variables, *_home(wanted)]
+        found.append({"name": "OMPI_MCA_btl_vader_single_copy_mechanism", "value": "none"})
+    return [*found, *_home(wanted)]
 
 
 def _home(wanted: Wanted) -> list[Value]:

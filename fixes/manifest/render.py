@@ -50,6 +50,7 @@ def text(wanted: Wanted) -> str:
     sizes = f"TP {wanted.tensor_parallel_size} x PP {wanted.pipeline_parallel_size}"
     heading += [
         f"One replica is {wanted.nodes} nodes with {wanted.cards} cards each: {sizes}.",
+        *_crossing(wanted),
         *_ABOUT[wanted.kind],
         "No cluster has run it: docs/kubernetes.md says what was checked.",
     ]
@@ -57,6 +58,13 @@ def text(wanted: Wanted) -> str:
     if steps:
         heading += ["", "Before it:", *(f"  {step}" for step in steps)]
     return emit(made, heading)
+
+
+def _crossing(wanted: Wanted) -> list[str]:
+    """What is to be said where the cards of a stage are on several nodes."""
+    if wanted.cards % wanted.tensor_parallel_size == 0:
+        return []
+    return ["Tensor parallelism leaves the node here: without RDMA between the nodes it is slow."]
 
 
 def _before(wanted: Wanted) -> list[str]:

@@ -49,6 +49,7 @@ class Wanted:
     cache_claim: str = ""
     hf_secret: str = ""
     token_secret: str = ""
+    env: tuple[str, ...] = ()
     node_label: tuple[str, ...] = ()
     topology: str = ""
     replicas: int = 1
