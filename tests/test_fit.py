@@ -432,6 +432,13 @@ def test_the_line_that_starts_it_has_all_that_was_asked(tmp_path: Path) -> None:
     assert "--gpu" not in next(line for line in plain.splitlines() if line.startswith("start "))
 
 
+def test_a_context_beyond_the_models_is_counted_and_told(tmp_path: Path) -> None:
+    made = folder(tmp_path / "M", "Llama-3.1-8B")
+    code, out, _ = fit(made, "--card", "h100", "--cards", "8", "--context", "200000")
+    assert code == 0 and "--max-model-len 200000" in out
+    assert "max_position_embeddings is 131,072: vLLM takes more by rope scaling only" in out
+
+
 def test_what_fits_nowhere_ends_with_1_and_says_by_how_much(tmp_path: Path) -> None:
     made = folder(tmp_path / "M", "DeepSeek-V3")
     code, out, _ = fit(made, "--card", "a100-80", "--cards", "8", "--nodes", "2")

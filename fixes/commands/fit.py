@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     context = options.context or model.longest
     demand = Demand(context, options.concurrency, SIZES[kv_cache], options.max_num_batched_tokens)
     if context > model.longest:
-        what = f"the config allows {model.longest:,} tokens: vLLM refuses more by itself"
+        what = f"max_position_embeddings is {model.longest:,}: vLLM takes more by rope scaling only"
         model = replace(model, notes=(*model.notes, what), longest=context)
     place = _place(options)
     failed: list[Plan] = []
