@@ -1,4 +1,4 @@
-"""The models that are served: a real small one, and tiny ones with random weights.
+"""The models that are served: a real small one, one that copies, and tiny ones with random weights.
 
 A random model tells nothing of what a model should say, but two engines that serve it must
 say the same. Its weights are drawn wide enough that one token clearly leads.
@@ -16,6 +16,8 @@ from typing import Any
 import cache
 
 LLAMA = "llama"
+COPYING = "copying"
+COPYING_MAKER = Path(__file__).with_name("copying.py")
 MADE_WITH = "0.30.0"  # the release whose environment has the transformers that writes them
 
 # Small sizes that the CPU build's kernels take: heads of 64, groups and states of 32.
@@ -111,24 +113,29 @@ def folder(name: str) -> Path:
     """The folder of a model, made unless it is there."""
     if name == LLAMA:
         return cache.model()
+    if name == COPYING:
+        maker = json.dumps(COPYING_MAKER.read_text("utf-8"))
+        return _made(name, "hand-made", maker, [str(COPYING_MAKER)])
     config = json.dumps(COMMON | CONFIGS[name], sort_keys=True)
-    made = cache.root() / "models" / f"random-{name}"
+    return _made(name, "random", config, ["-c", MAKE, config])
+
+
+def _made(name: str, kind: str, source: str, program: list[str]) -> Path:
+    """A model that a program writes into the folder it is given, anew when `source` changes."""
+    made = cache.root() / "models" / f"{kind}-{name}"
 
     def check() -> bool:
         note = made / "made-from.json"
-        return note.exists() and note.read_text("utf-8") == config
+        return note.exists() and note.read_text("utf-8") == source
 
     def make(aside: Path) -> None:
         python = cache.venv(MADE_WITH) / "bin/python"
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         subprocess.run(
-            [python, "-c", MAKE, config, aside],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            check=True,
+            [python, *program, aside], env=environment, stdin=subprocess.DEVNULL, check=True
         )
         for tokens in cache.model().glob("*token*"):
             shutil.copy(tokens, aside)
-        (aside / "made-from.json").write_text(config, "utf-8")
+        (aside / "made-from.json").write_text(source, "utf-8")
 
     return cache.kept(f"model-{name}", made, [made], check, make)

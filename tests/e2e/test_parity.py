@@ -16,7 +16,7 @@ from typing import Any
 import cache
 import pytest
 
-from . import lab, results
+from . import lab, models, results, scenarios
 from .cases import ACCEPTED, BF16, NGRAM
 from .conftest import CHECKOUT, Record
 from .server import PORT, STAGES, Replica, Server, replica
@@ -34,6 +34,12 @@ ANSWERS = (
     *("--needles", "none", "--streams", "none", "--timeout", "120"),
 )
 DRAFTING = ("--speculative-config", NGRAM)
+# Text that repeats itself from its beginning, so that something is drafted.
+REPEATING = (
+    *("--greedy", "4", "--answer-tokens", "16", "--at-once", "4", "--positions", "300"),
+    *("--needles", "none", "--streams", "none", "--timeout", "120"),
+)
+ONLY_NEEDLES = ("--greedy", "0", "--at-once", "0", "--positions", "0", "--streams", "none")
 # What the documents tell of, but for lengths that a small model on a CPU takes too long for.
 WHOLE = (
     *("--answer-tokens", "16", "--needles", "2048", "--prefix", "512", "--new-tokens", "16"),
@@ -51,7 +57,7 @@ tensors["model.layers.12.mlp.down_proj.weight"] *= 1.01
 save_file(tensors, file, {"format": "pt"})
 """
 
-Baseline = Callable[[], contextlib.AbstractContextManager[Server]]
+Baseline = Callable[..., contextlib.AbstractContextManager[Server]]
 
 
 @dataclass
@@ -93,9 +99,9 @@ def baseline(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """The stock engine with one stage, where a replica has its headless node: the port is free."""
 
     @contextlib.contextmanager
-    def serving() -> Iterator[Server]:
+    def serving(options: tuple[str, ...] = (), model: str = models.LLAMA) -> Iterator[Server]:
         log = tmp_path_factory.mktemp("baseline") / "server.log"
-        with lab.lab(), Server(lab.WORKER, stock, (), log) as server:
+        with lab.lab(), Server(lab.WORKER, stock, options, log, model=model) as server:
             server.boot()
             yield server
 
@@ -224,6 +230,32 @@ def test_drafts_change_no_token(
     assert (line["baseline"], line["candidate"]) == ("off", "on")
 
 
+def test_drafts_that_spoil_the_text_are_found(
+    baseline: Baseline,
+    environment: Callable[..., Path],
+    logs: Path,
+    release: str,
+) -> None:
+    """The answers differ and the forced texts do not: it is not the weights, and that is said."""
+    prompts = logs / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in scenarios.REPEATING))
+    asked = (*REPEATING, "--prompts", str(prompts))
+    drafting, log = environment("cpu-ngram"), logs / "server.log"
+    unseen = {"UNSEEN_DRAFTS": "1"}
+    with (
+        baseline() as one,
+        Server(lab.LEADER, drafting, DRAFTING, log, variables=unseen) as server,
+    ):
+        server.boot()
+        document = Run((url(one), url(server), *asked)).ends(1)
+    results.keep(release, "scenarios", "parity, drafts accepted unseen", document["reasons"])
+    assert document["verdict"] == "different"
+    found = statuses(document)
+    assert [found[part] for part in ("greedy", "forced")] == ["different", "identical"]
+    (hint,) = (note for note in document["notes"] if "weights" in note)
+    assert "look at its drafts" in hint
+
+
 def test_drafts_that_stop_the_engine_are_no_answer(
     baseline: Baseline, stock: Path, logs: Path, release: str
 ) -> None:
@@ -254,3 +286,27 @@ def test_another_release_is_told_or_refused(
     assert first["name"] == "version" and first["equal"] is False
     assert document["verdict"] == "identical"
     results.keep(release, "scenarios", f"parity, {other}", document["verdict"])
+
+
+def test_needles_are_found_across_two_nodes(
+    baseline: Baseline, fixed: Path, logs: Path, record: Record, release: str
+) -> None:
+    """In as many tokens as the documents tell of, by a model that copies, a layer on each node."""
+    longer = ("--max-model-len", "13312")
+    options = (*STAGES, *longer)
+    with (
+        baseline(longer, models.COPYING) as one,
+        replica(fixed, logs, options=options, model=models.COPYING) as two,
+    ):
+        start = time.monotonic()
+        document = Run((url(one), url(two.leader), *ONLY_NEEDLES, "--timeout", "300")).ends(0)
+        record("parity, needles", time.monotonic() - start)
+    rows = document["parts"]["needles"]["rows"]["candidate"]
+    results.keep(release, "scenarios", "parity, needles", rows)
+    assert statuses(document)["needles"] == "identical"
+    three = {"baseline": 3, "candidate": 3, "control": 3}
+    assert [(row["tokens"], row["found"]) for row in rows] == [
+        (2048, three),
+        (6144, three),
+        (12288, three),
+    ]
