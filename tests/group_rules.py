@@ -217,7 +217,8 @@ def a_failed_start_is_slow(documents: list[Document]) -> Iterator[str]:
 
 @rule
 def shared_memory_is_sized(documents: list[Document]) -> Iterator[str]:
-    for spec, container in engines(documents):
+    specs = [template["spec"] for template in templates(workload(documents))]
+    for spec, container in [(each, one) for each in specs for one in each["containers"]]:
         names = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
         volumes = {one["name"]: one.get("emptyDir") or {} for one in spec["volumes"]}
         volume = volumes.get(names.get("/dev/shm", ""), {})

@@ -278,6 +278,15 @@ BREAKS = [
     ("shared_memory_is_sized", MAIN, lws(f"{POD}/volumes/0/emptyDir/medium", None)),
     ("shared_memory_is_sized", MAIN, lws(f"{POD}/volumes/0/emptyDir/sizeLimit", None)),
     ("shared_memory_is_sized", MAIN, lws(f"{POD}/volumes/0/emptyDir/sizeLimit", "400Gi")),
+    (
+        "shared_memory_is_sized",
+        RAY,
+        on(
+            "RayService",
+            "spec/rayClusterConfig/headGroupSpec/template/spec/volumes/0/emptyDir/sizeLimit",
+            "64Gi",
+        ),
+    ),
     ("shared_memory_is_cleared", MAIN, lws(f"{ENGINE}/command/2", 'exec "$@"')),
     ("nodes_are_whole", MAIN, lws(f"{ENGINE}/resources/requests/habana.ai~1gaudi", 4)),
     ("nodes_are_whole", MAIN, lws(f"{ENGINE}/resources/requests/hugepages-2Mi", None)),

@@ -152,7 +152,7 @@ def ray(wanted: Wanted) -> list[Document]:
         "rayStartParams": Note(
             "Else by resources that are called so.", {"num-gpus": str(wanted.cards)}
         ),
-        "template": _ray_pod(wanted, pods, "ray-worker", pod.resources(wanted)),
+        "template": _ray_pod(wanted, pods, "ray-worker", pod.resources(wanted), wanted.shm),
     }
     small: Document = {"cpu": "4", "memory": "32Gi"}
     ports: list[Value] = [
@@ -164,7 +164,7 @@ def ray(wanted: Wanted) -> list[Document]:
     sizes: Document = {"limits": small, "requests": dict(small)}
     first: Document = {
         "rayStartParams": {"num-gpus": "0"},
-        "template": _ray_pod(wanted, pods, "ray-head", sizes, ports),
+        "template": _ray_pod(wanted, pods, "ray-head", sizes, "8Gi", ports),
     }
     total = wanted.nodes * wanted.replicas + 1
     name: Document = {"app.kubernetes.io/name": "kuberay-operator"}
@@ -243,7 +243,12 @@ def _read(text: str) -> Value:
 
 
 def _ray_pod(
-    wanted: Wanted, labels: Document, name: str, sizes: Document, ports: list[Value] | None = None
+    wanted: Wanted,
+    labels: Document,
+    name: str,
+    sizes: Document,
+    shm: str,
+    ports: list[Value] | None = None,
 ) -> Document:
     stored, mounts, volumes = pod.storage(wanted)
     container: Document = {
@@ -260,7 +265,7 @@ def _ray_pod(
     if ports:
         del spec["tolerations"]
     spec["containers"] = [container]
-    spec["volumes"] = [pod.shared_memory(wanted), *volumes]
+    spec["volumes"] = [pod.shared_memory(shm), *volumes]
     return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 

@@ -87,10 +87,10 @@ def resources(wanted: Wanted) -> Document:
     return {"limits": sizes, "requests": dict(sizes)}
 
 
-def shared_memory(wanted: Wanted) -> Document:
+def shared_memory(size: str) -> Document:
     """The volume for /dev/shm."""
-    size = Note("Counts as memory of the pod.", wanted.shm)
-    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+    limit = Note("Counts as memory of the pod.", size)
+    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
 
 
 def storage(wanted: Wanted) -> tuple[list[Value], list[Value], list[Value]]:
@@ -291,7 +291,7 @@ def _volumes(wanted: Wanted) -> list[Value]:
         "secretName": wanted.secret,
         "defaultMode": Note("0440" if wanted.user else "0444", 0o440 if wanted.user else 0o444),
     }
-    volumes: list[Value] = [shared_memory(wanted), {"name": "token", "secret": secret}]
+    volumes: list[Value] = [shared_memory(wanted.shm), {"name": "token", "secret": secret}]
     if wanted.fixes != "image":
         volumes.append({"name": "vllm-fixes", "configMap": {"name": wanted.config_map}})
     if wanted.fixes == "overlay":
