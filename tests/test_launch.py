@@ -31,6 +31,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 143}
 
 
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """SIGHUP as a shell gives it to what it starts, also where these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return standin.environment(tmp_path_factory.mktemp("place") / "env")
@@ -169,6 +177,18 @@ def test_signals_to_the_very_end_change_no_verdict(pair: Replica, number: signal
 def test_a_terminal_that_is_closed_is_a_stop(pair: Replica) -> None:
     head, worker = pair.up()
     head.send(signal.SIGHUP)
+    head.ends(0)
+    worker.ends(0)
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(pair: Replica) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    head, worker = pair.up()
+    head.send(signal.SIGHUP)
+    worker.send(signal.SIGHUP)
+    time.sleep(1)
+    assert head.process.poll() is worker.process.poll() is None
+    head.send(signal.SIGTERM)
     head.ends(0)
     worker.ends(0)
 

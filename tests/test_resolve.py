@@ -723,7 +723,6 @@ def test_a_probe_that_breaks_or_cannot_tell(shop):
     found = shop.refused("no-answer", arguments=("--python", sys.executable))
     assert "ZeroDivisionError" in found[0]
     assert shop.lock().fixes["ready"].pristine_probe == ""
-    shop.refused("no-answer", arguments=("--python", "/nowhere/python"))
 
 
 def test_a_fix_that_is_not_needed(shop):
