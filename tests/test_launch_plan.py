@@ -610,6 +610,12 @@ def test_an_answer_that_is_none_of_vllms(monkeypatch: pytest.MonkeyPatch, body: 
     assert said.startswith("no completion of one token: ")
 
 
+def test_a_frontend_without_an_engine_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_ask", lambda *asked: (200, b'{"object":"list","data":[]}'))
+    where = health.Endpoint("127.0.0.1", 1, False, "")
+    assert health.complete(where) == "no model is served yet"
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """An API of one model."""
 

@@ -61,7 +61,10 @@ def complete(where: Endpoint) -> str:
         status, body = _ask(where, "GET", "/v1/models", None)
         if status != 200:
             return f"/v1/models answers {status}"
-        name = str(json.loads(body)["data"][0]["id"])
+        served = json.loads(body)["data"]
+        if served == []:  # a frontend that no engine has come to
+            return "no model is served yet"
+        name = str(served[0]["id"])
         question = {"model": name, "prompt": "a", "max_tokens": 1, "temperature": 0}
         status, body = _ask(where, "POST", "/v1/completions", question)
         if status in (404, 405):
