@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from fixes.errors import ExitCode, FixesError, Problem
 
-ENGINES = ("vllm", "dynamo", "ray")
 #: vLLM's own default, so that what other tools expect is found.
 MASTER_PORT = 29501
 WATCH_PORT = 29590

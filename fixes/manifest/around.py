@@ -70,32 +70,30 @@ def network(wanted: Wanted, pods: Document, head: Document, *also: Value) -> lis
     if not wanted.model_claim:
         https: Document = {"ports": [{"protocol": "TCP", "port": 443}]}
         out.append(Note("The hub that the model is loaded from.", https))
-    group: Document = {
+    everything = Note(
+        "All ports: gloo, NCCL, HCCL and vLLM's queues take any. What they carry is\n"
+        "pickled: whoever reaches these ports can run code here.",
+        [{"from": [inside]}, *also],
+    )
+    api: Document = {"ports": [{"protocol": "TCP", "port": wanted.port}]}
+    return [
+        _policy(wanted, "group", pods, ingress=everything, egress=out),
+        _policy(wanted, "api", head, ingress=[api]),
+    ]
+
+
+def _policy(wanted: Wanted, what: str, pods: Document, **rules: Value) -> Document:
+    """A NetworkPolicy that closes some pods but for the rules of each direction."""
+    return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(wanted, f"{wanted.name}-group"),
+        "metadata": metadata(wanted, f"{wanted.name}-{what}"),
         "spec": {
             "podSelector": {"matchLabels": pods},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": Note(
-                "All ports: gloo, NCCL, HCCL and vLLM's queues take any. What they carry is\n"
-                "pickled: whoever reaches these ports can run code here.",
-                [{"from": [inside]}, *also],
-            ),
-            "egress": out,
+            "policyTypes": [direction.capitalize() for direction in rules],
+            **rules,
         },
     }
-    api: Document = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(wanted, f"{wanted.name}-api"),
-        "spec": {
-            "podSelector": {"matchLabels": head},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"ports": [{"protocol": "TCP", "port": wanted.port}]}],
-        },
-    }
-    return [group, api]
 
 
 def scaling(wanted: Wanted, version: str, kind: str) -> Document:
